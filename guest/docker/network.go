@@ -1,0 +1,226 @@
+package docker
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/api/types/network"
+	"github.com/docker/docker/client"
+
+	"klimax/guest/facts"
+	"klimax/shared/config"
+	"klimax/shared/netplan"
+)
+
+// Options of Docker's bridge driver.
+const (
+	optionBridgeName  = "com.docker.network.bridge.name"
+	optionMasquerade  = "com.docker.network.bridge.enable_ip_masquerade"
+	optionMTU         = "com.docker.network.driver.mtu"
+	optionGatewayMode = "com.docker.network.bridge.gateway_mode_ipv4"
+)
+
+// gatewayModeSince is the first engine that knows gateway mode nat-unprotected
+// and keeps it (moby 28.0; 27 and older may refuse the option).
+const gatewayModeSince = 28
+
+// network looks for the routed network by its name.
+func (c *Client) network(ctx context.Context, cfg config.Config, p netplan.Plan) (facts.DockerNetwork, error) {
+	name := cfg.Network.DockerNetwork
+	n, err := c.api.NetworkInspect(ctx, name, network.InspectOptions{})
+	if client.IsErrNotFound(err) {
+		return facts.DockerNetwork{Reason: "Missing", Problem: fmt.Sprintf("the Docker network %s does not exist", name)}, nil
+	}
+	if err != nil {
+		return facts.DockerNetwork{}, fmt.Errorf("inspect Docker network %s: %w", name, err)
+	}
+	return describe(n, p), nil
+}
+
+// describe tells whether a network of the right name is one klimax can route.
+func describe(n network.Inspect, p netplan.Plan) facts.DockerNetwork {
+	out := facts.DockerNetwork{
+		ID: n.ID, Bridge: n.Options[optionBridgeName], GatewayMode: n.Options[optionGatewayMode],
+		Ours: n.Labels[LabelRole] == RoleNetwork,
+	}
+	if out.Bridge == "" {
+		out.Bridge = "br-" + n.ID[:min(12, len(n.ID))]
+	}
+	for _, i := range n.IPAM.Config {
+		s, err := netip.ParsePrefix(i.Subnet)
+		if err != nil || !s.Addr().Is4() {
+			continue
+		}
+		out.Subnet = s.Masked()
+		if g, err := netip.ParseAddr(i.Gateway); err == nil {
+			out.Gateway = g
+		} else {
+			out.Gateway = s.Masked().Addr().Next()
+		}
+	}
+	on := make([]string, 0, len(n.Containers))
+	for _, k := range n.Containers {
+		on = append(on, k.Name)
+	}
+	slices.Sort(on)
+	what := "no running container is on it"
+	if len(on) > 0 {
+		what = "on it: " + strings.Join(on[:min(5, len(on))], ", ")
+		if len(on) > 5 {
+			what += fmt.Sprintf(" and %d more", len(on)-5)
+		}
+	}
+	switch {
+	case n.Driver != "bridge":
+		out.Reason = "WrongDriver"
+		out.Problem = fmt.Sprintf("the Docker network %s has driver %q, klimax needs a bridge; it is left alone (%s): set network.dockerNetwork to another name, for example klimax", n.Name, n.Driver, what)
+	case out.Subnet != p.Bridge:
+		out.Reason = "OtherSubnet"
+		out.Problem = fmt.Sprintf("the Docker network %s has subnet %v, network.kindBridgeCIDR is %v; it is left alone (%s): set network.dockerNetwork to another name, for example klimax, or remove that network (docker network rm %s)", n.Name, out.Subnet, p.Bridge, what, n.Name)
+	default:
+		out.Found = true
+	}
+	return out
+}
+
+// EnsureNetwork makes the routed network when none of its name exists, and
+// reports whether it did. A network of that name is never changed; whether it
+// can be used is what Read tells.
+func (c *Client) EnsureNetwork(ctx context.Context, cfg config.Config, p netplan.Plan) (created bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	name := cfg.Network.DockerNetwork
+	_, err = c.api.NetworkInspect(ctx, name, network.InspectOptions{})
+	if !client.IsErrNotFound(err) {
+		return false, err
+	}
+	v, err := c.api.ServerVersion(ctx)
+	if err != nil {
+		return false, fmt.Errorf("ask the engine for its version: %w", err)
+	}
+	opts := map[string]string{
+		optionBridgeName: cfg.BridgeName(),
+		optionMasquerade: "true",
+	}
+	// kind gives its network the MTU of Docker's default bridge (kind,
+	// pkg/cluster/internal/providers/docker/network.go).
+	if d, err := c.api.NetworkInspect(ctx, "bridge", network.InspectOptions{}); err == nil && d.Options[optionMTU] != "" {
+		opts[optionMTU] = d.Options[optionMTU]
+	}
+	if supportsUnprotected(v.Version) {
+		opts[optionGatewayMode] = "nat-unprotected"
+	}
+	_, err = c.api.NetworkCreate(ctx, name, network.CreateOptions{
+		Driver: "bridge",
+		IPAM: &network.IPAM{Config: []network.IPAMConfig{{
+			Subnet: p.Bridge.String(), IPRange: p.Containers().String(), Gateway: p.Gateway().String(),
+		}}},
+		Options: opts,
+		Labels:  map[string]string{LabelRole: RoleNetwork},
+	})
+	if err != nil {
+		return false, fmt.Errorf("create Docker network %s (%v): %w%s", name, p.Bridge, err, c.overlapHint(ctx, p.Bridge))
+	}
+	return true, nil
+}
+
+func supportsUnprotected(version string) bool {
+	major, _, _ := strings.Cut(version, ".")
+	n, err := strconv.Atoi(major)
+	return err == nil && n >= gatewayModeSince
+}
+
+// overlapHint names the Docker network that has the wanted range.
+func (c *Client) overlapHint(ctx context.Context, want netip.Prefix) string {
+	all, err := c.api.NetworkList(ctx, network.ListOptions{})
+	if err != nil {
+		return ""
+	}
+	for _, n := range all {
+		for _, i := range n.IPAM.Config {
+			if s, err := netip.ParsePrefix(i.Subnet); err == nil && s.Overlaps(want) {
+				return fmt.Sprintf("; the Docker network %s has %v: choose another network.kindBridgeCIDR, or docker network rm %s", n.Name, s, n.Name)
+			}
+		}
+	}
+	return ""
+}
+
+// members finds clusters and mirrors by the labels of containers, stopped ones
+// included: their rules must be there before they start.
+func (c *Client) members(ctx context.Context, networkName string, p netplan.Plan) ([]facts.Cluster, []facts.Mirror, error) {
+	list, err := c.api.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("network", networkName))})
+	if err != nil {
+		return nil, nil, err
+	}
+	clusters, mirrors := group(list, networkName, p)
+	return clusters, mirrors, nil
+}
+
+func group(list []container.Summary, networkName string, p netplan.Plan) ([]facts.Cluster, []facts.Mirror) {
+	byName := map[string]*facts.Cluster{}
+	var mirrors []facts.Mirror
+	for _, k := range list {
+		addr := addressOn(k, networkName)
+		name := strings.TrimPrefix(strings.Join(k.Names[:min(1, len(k.Names))], ""), "/")
+		if k.Labels[LabelRole] == RoleMirror && addr.IsValid() {
+			mirrors = append(mirrors, facts.Mirror{Name: name, Address: addr})
+			continue
+		}
+		cluster := k.Labels[LabelCluster]
+		if cluster == "" {
+			cluster = k.Labels[labelKindCluster]
+		}
+		if cluster == "" {
+			continue
+		}
+		number, _ := strconv.Atoi(k.Labels[LabelClusterNumber])
+		f := byName[cluster]
+		if f == nil {
+			f = &facts.Cluster{Name: cluster, Number: number, Foreign: k.Labels[LabelRole] == ""}
+			byName[cluster] = f
+		}
+		if addr.IsValid() {
+			f.Nodes = append(f.Nodes, addr)
+		}
+		f.HasAPI = f.HasAPI || number > 0 && k.Labels[labelKindRole] == "control-plane"
+		if k.Labels[LabelRole] == RoleDemo {
+			f.Demo = true
+			if pc, err := p.Cluster(number); err == nil {
+				f.VIP = pc.VIPAuto.From
+			}
+		}
+	}
+	clusters := make([]facts.Cluster, 0, len(byName))
+	for _, f := range byName {
+		slices.SortFunc(f.Nodes, netip.Addr.Compare)
+		clusters = append(clusters, *f)
+	}
+	slices.SortFunc(clusters, func(a, b facts.Cluster) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(mirrors, func(a, b facts.Mirror) int { return strings.Compare(a.Name, b.Name) })
+	return clusters, mirrors
+}
+
+// addressOn is a container's fixed address, else the one it has now.
+func addressOn(k container.Summary, networkName string) netip.Addr {
+	if k.NetworkSettings == nil {
+		return netip.Addr{}
+	}
+	ep := k.NetworkSettings.Networks[networkName]
+	if ep == nil {
+		return netip.Addr{}
+	}
+	if ep.IPAMConfig != nil {
+		if a, err := netip.ParseAddr(ep.IPAMConfig.IPv4Address); err == nil {
+			return a
+		}
+	}
+	a, _ := netip.ParseAddr(ep.IPAddress)
+	return a
+}

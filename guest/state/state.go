@@ -1,0 +1,160 @@
+// Package state keeps what cannot be read back from Docker or the kernel: one
+// small file each in the state directory, written atomically, and the locks
+// that keep two processes from working on the same machine at once.
+package state
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Files of the state directory.
+const (
+	fileAgentLock   = "agent.lock"
+	fileNetworkLock = "network.lock"
+	fileForward     = "ip_forward.before"
+	fileSecrets     = "secrets.json"
+)
+
+// Dir is a state directory. It is made, 0700, when first written to.
+type Dir string
+
+// Secrets is the path of the mirrors' passwords.
+func (d Dir) Secrets() string { return filepath.Join(string(d), fileSecrets) }
+
+// WriteFile replaces a file atomically: a reader, or a machine that loses
+// power, sees the old content or the new one. Missing parent directories are
+// made with mode 0700.
+func WriteFile(path string, data []byte, mode os.FileMode) error {
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+".*")
+	if err != nil {
+		return err
+	}
+	err = func() error {
+		if err := f.Chmod(mode); err != nil {
+			return err
+		}
+		if _, err := f.Write(data); err != nil {
+			return err
+		}
+		return f.Sync()
+	}()
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	return nil
+}
+
+// SaveForwarding remembers that ip_forward was off before klimax raised it.
+// Only the first call counts, until ForgetForwarding.
+func (d Dir) SaveForwarding() error {
+	path := filepath.Join(string(d), fileForward)
+	if _, err := os.Stat(path); err == nil {
+		return nil
+	}
+	return WriteFile(path, []byte("0\n"), 0o600)
+}
+
+// ForwardingWasOff tells whether klimax raised ip_forward.
+func (d Dir) ForwardingWasOff() bool {
+	b, err := os.ReadFile(filepath.Join(string(d), fileForward))
+	return err == nil && strings.TrimSpace(string(b)) == "0"
+}
+
+// ForgetForwarding drops what SaveForwarding remembered.
+func (d Dir) ForgetForwarding() error {
+	err := os.Remove(filepath.Join(string(d), fileForward))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// Lock is a lock that is held.
+type Lock struct{ f *os.File }
+
+// HeldError says who holds a lock.
+type HeldError struct {
+	Path string
+	PID  int
+}
+
+func (e *HeldError) Error() string {
+	return fmt.Sprintf("another klimax-guest is running with this state directory (PID %d holds %s): stop it first, or give this one its own --state-dir", e.PID, e.Path)
+}
+
+// LockAgent takes the lock that one agent holds for its life, or fails with a
+// *HeldError at once.
+func (d Dir) LockAgent() (*Lock, error) { return d.lock(fileAgentLock, 0) }
+
+// AgentRunning returns the PID of the agent that holds the lock, 0 for none.
+func (d Dir) AgentRunning() int {
+	f, err := os.Open(filepath.Join(string(d), fileAgentLock))
+	if err != nil {
+		return 0
+	}
+	defer func() { _ = f.Close() }()
+	if unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB) == nil {
+		return 0
+	}
+	return readPID(f)
+}
+
+// LockNetwork takes the lock that guards reading, comparing and applying
+// rules, waiting for at most wait.
+func (d Dir) LockNetwork(wait time.Duration) (*Lock, error) { return d.lock(fileNetworkLock, wait) }
+
+func (d Dir) lock(name string, wait time.Duration) (*Lock, error) {
+	if err := os.MkdirAll(string(d), 0o700); err != nil {
+		return nil, fmt.Errorf("make the state directory: %w", err)
+	}
+	path := filepath.Join(string(d), name)
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open lock: %w", err)
+	}
+	for end := time.Now().Add(wait); ; time.Sleep(5 * time.Millisecond) {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || time.Now().After(end) {
+			pid := readPID(f)
+			_ = f.Close()
+			if errors.Is(err, unix.EWOULDBLOCK) {
+				return nil, &HeldError{Path: path, PID: pid}
+			}
+			return nil, fmt.Errorf("lock %s: %w", path, err)
+		}
+	}
+	// For people and for AgentRunning; a full disk must not keep us from working.
+	if f.Truncate(0) == nil {
+		_, _ = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
+	}
+	return &Lock{f}, nil
+}
+
+// Unlock releases the lock.
+func (l *Lock) Unlock() { _ = l.f.Close() }
+
+func readPID(f *os.File) int {
+	b := make([]byte, 16)
+	n, _ := f.ReadAt(b, 0)
+	pid, _ := strconv.Atoi(strings.TrimSpace(string(b[:n])))
+	return pid
+}

@@ -1,0 +1,3 @@
+package route
+
+func newKernel(r Runner) kernel { return bsdKernel{run: r} }
