@@ -50,7 +50,8 @@ lint: bin/tools/built ## staticcheck, also of lab tests and of the macOS side
 	bin/tools/staticcheck -tags lab ./...
 	GOOS=darwin GOARCH=arm64 bin/tools/staticcheck ./host/... ./shared/... ./cmd/klimax/...
 
-deps: ## what the binaries are made of is what docs/dependencies.md says
+deps: ## go.mod is tidy, and docs/dependencies.md is what the binaries are made of
+	go mod tidy -diff
 	go run ./tools/deps
 
 vuln: bin/tools/built ## known vulnerabilities, where the database answers

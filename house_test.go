@@ -133,7 +133,8 @@ func (s source) uses(imported string, members *regexp.Regexp) []string {
 
 var (
 	prints    = regexp.MustCompile(`^Print(f|ln)?$`)
-	processes = regexp.MustCompile(`^(Exit|Getenv|LookupEnv|Environ|ExpandEnv|Setenv|Unsetenv|Stdin|Stdout|Stderr|Args)$`)
+	processes = regexp.MustCompile(`^(Exit|Getenv|LookupEnv|ExpandEnv|Setenv|Unsetenv|Stdin|Stdout|Stderr|Args)$`)
+	wholeEnv  = regexp.MustCompile(`^Environ$`) // what a child process is given
 	clocks    = regexp.MustCompile(`^(Now|Since|Until|Sleep|After|AfterFunc|Tick|NewTimer|NewTicker)$`)
 	dustbins  = regexp.MustCompile(`^(common|helpers?|misc|base|.*utils?)$`)
 )
@@ -211,6 +212,11 @@ func contentViolations(s source) []string {
 	if !free(s.area()) {
 		for _, u := range append(s.uses("fmt", prints), s.uses("os", processes)...) {
 			bad = append(bad, u+" belongs in cmd only")
+		}
+	}
+	if !runsCommands(s.dir()) && !free(s.area()) {
+		for _, u := range s.uses("os", wholeEnv) {
+			bad = append(bad, u+" belongs where commands are run")
 		}
 	}
 	if s.isPure() {
@@ -351,6 +357,8 @@ func TestHouseFindsWhatIsWrong(t *testing.T) {
 		{"print", "guest/x/x.go", doc + "import \"fmt\"\nfunc f() { fmt.Println() }\n", "guest/x/x.go:4: fmt.Println belongs in cmd only"},
 		{"print by another name", "guest/x/x.go", doc + "import p \"fmt\"\nfunc f() { p.Print() }\n", "fmt.Print belongs"},
 		{"environment", "host/x/x.go", doc + "import \"os\"\nvar home = os.Getenv(\"HOME\")\n", "os.Getenv belongs in cmd only"},
+		{"whole environment", "host/x/x.go", doc + "import \"os\"\nvar e = os.Environ()\n", "os.Environ belongs where commands are run"},
+		{"fine child environment", "provision/x.go", doc + "import \"os\"\nvar e = os.Environ()\n", ""},
 		{"exit", "shared/x/x.go", doc + "import \"os\"\nfunc f() { os.Exit(1) }\n", "os.Exit belongs"},
 		{"config and os", "shared/config/x.go", "// Package config is.\npackage config\nimport _ \"os\"\n", "is pure and must not import os"},
 		{"netplan and the clock", "shared/netplan/x.go", "// Package netplan is.\npackage netplan\nimport \"time\"\nvar t = time.Now()\n", "must not look at the clock"},

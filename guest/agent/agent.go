@@ -80,8 +80,13 @@ func Run(ctx context.Context, o Options) error {
 	start(a.loop.Run)
 	start(func(ctx context.Context) { watch.NFTables(ctx, o.Log, a.loop.Kick) })
 	start(func(ctx context.Context) { watch.Links(ctx, o.Log, a.loop.Kick) })
-	if watch.SystemdBooted() {
-		start(func(ctx context.Context) { watch.Unit(ctx, o.Log, dockerUnit, a.loop.WakeDocker) })
+	if watch.SystemdBooted() && isDefaultHost(o.DockerHost) {
+		start(func(ctx context.Context) {
+			watch.Unit(ctx, o.Log, dockerUnit, func(state string) {
+				engine.UnitState(state)
+				a.loop.KickDocker(dockerUnit + " is " + state)
+			})
+		})
 	}
 	start(a.reloads)
 	start(a.tellSystemd)
@@ -92,6 +97,9 @@ func Run(ctx context.Context, o Options) error {
 	o.Log.Info("klimax-guest ends, the rules stay")
 	return err
 }
+
+// isDefaultHost: only the engine at the default socket is docker.service's.
+func isDefaultHost(host string) bool { return host == "" || host == docker.DefaultHost }
 
 type agent struct {
 	o     Options

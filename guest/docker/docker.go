@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/url"
 	"os"
 	"slices"
@@ -51,6 +52,7 @@ const (
 type Client struct {
 	api  *client.Client
 	host string
+	gate gate
 }
 
 // Open makes a client for a DOCKER_HOST value, the default for an empty one.
@@ -63,11 +65,15 @@ func Open(host string) (*Client, error) {
 	if err != nil || u.Scheme != "unix" {
 		return nil, fmt.Errorf("DOCKER_HOST=%s is a remote engine: klimax routes a network of this machine, so it needs the engine of this machine; unset DOCKER_HOST or set it to %s", host, DefaultHost)
 	}
-	api, err := client.NewClientWithOpts(client.WithHost(host), client.WithAPIVersionNegotiation())
+	// No idle connections: an engine that shuts down waits for those that have
+	// not sent a request yet, and Go's transport may dial such ones ahead.
+	transport := &http.Transport{DisableKeepAlives: true}
+	api, err := client.NewClientWithOpts(client.WithHTTPClient(&http.Client{Transport: transport}),
+		client.WithHost(host), client.WithAPIVersionNegotiation())
 	if err != nil {
 		return nil, fmt.Errorf("docker client for %s: %w", host, err)
 	}
-	return &Client{api: api, host: host}, nil
+	return &Client{api: api, host: host, gate: gate{wake: make(chan struct{}, 1)}}, nil
 }
 
 // Close releases idle connections.
@@ -93,6 +99,10 @@ func (c *Client) Read(ctx context.Context, cfg config.Config, p netplan.Plan) fa
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	e := facts.Engine{}
+	if c.gate.isClosed() {
+		e.Reason, e.Problem = "Stopped", "docker.service is stopped: systemctl start docker"
+		return e
+	}
 	info, err := c.info(ctx)
 	if err != nil {
 		e.Reason, e.Problem = c.explain(err)

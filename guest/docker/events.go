@@ -2,10 +2,13 @@ package docker
 
 import (
 	"context"
+	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/docker/docker/api/types/events"
 	"github.com/docker/docker/api/types/filters"
+	"github.com/fsnotify/fsnotify"
 )
 
 // Signal is what Follow reports.
@@ -25,14 +28,61 @@ const (
 	lastRetry  = time.Second
 )
 
+// gate keeps this client away from an engine that is stopping or stopped.
+//
+// There are two reasons. Engine 29 waits 5 s for an open stream of events when
+// it shuts down with live-restore and running containers, so the stream has to
+// be closed as soon as the engine begins to stop. And where systemd holds the
+// socket, each connection to it starts the engine that somebody just stopped.
+type gate struct {
+	mu     sync.Mutex
+	closed bool
+	stream context.CancelFunc // of the open stream
+	wake   chan struct{}
+}
+
+// UnitState tells the client the state of the engine's systemd unit.
+func (c *Client) UnitState(state string) {
+	stopped := state == "deactivating" || state == "inactive" || state == "failed"
+	c.gate.mu.Lock()
+	c.gate.closed = stopped
+	if stopped && c.gate.stream != nil {
+		c.gate.stream()
+	}
+	c.gate.mu.Unlock()
+	c.gate.nudge()
+}
+
+func (g *gate) nudge() {
+	select {
+	case g.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (g *gate) isClosed() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.closed
+}
+
+// open registers a stream; false when the gate is closed.
+func (g *gate) open(cancel context.CancelFunc) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.stream = cancel
+	return !g.closed
+}
+
 // Follow reports the engine's events until the context ends. After a break of
 // the stream it connects again and reports Connected; the caller then reads
-// everything anew, so that nothing that happened in between is missed. wake
-// cuts a waiting time short, for other news of a starting engine.
-func (c *Client) Follow(ctx context.Context, wake <-chan struct{}, notify func(Signal)) {
+// everything anew, so that nothing that happened in between is missed.
+func (c *Client) Follow(ctx context.Context, notify func(Signal)) {
+	stop := c.watchSocket(ctx)
+	defer stop()
 	delay := firstRetry
 	for ctx.Err() == nil {
-		if c.follow(ctx, notify) {
+		if !c.gate.isClosed() && c.follow(ctx, notify) {
 			delay = firstRetry
 		}
 		timer := time.NewTimer(delay)
@@ -40,17 +90,61 @@ func (c *Client) Follow(ctx context.Context, wake <-chan struct{}, notify func(S
 		case <-ctx.Done():
 		case <-timer.C:
 			delay = min(delay*2, lastRetry)
-		case <-wake:
+		case <-c.gate.wake:
 			delay = firstRetry
 		}
 		timer.Stop()
 	}
 }
 
+// watchSocket ends the stream when the engine removes its socket, which is the
+// first thing it does when it shuts down, and cuts waiting short when a socket
+// appears. Without inotify only time is lost.
+func (c *Client) watchSocket(ctx context.Context) (stop func()) {
+	w, err := fsnotify.NewWatcher()
+	if err != nil {
+		return func() {}
+	}
+	sock, err := filepath.EvalSymlinks(filepath.Dir(c.Socket()))
+	if err != nil || w.Add(sock) != nil {
+		_ = w.Close()
+		return func() {}
+	}
+	sock = filepath.Join(sock, filepath.Base(c.Socket()))
+	go func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-w.Errors:
+			case e, ok := <-w.Events:
+				if !ok {
+					return
+				}
+				if e.Name != sock || !e.Has(fsnotify.Create) && !e.Has(fsnotify.Remove) && !e.Has(fsnotify.Rename) {
+					continue
+				}
+				if !e.Has(fsnotify.Create) {
+					c.gate.mu.Lock()
+					if c.gate.stream != nil {
+						c.gate.stream()
+					}
+					c.gate.mu.Unlock()
+				}
+				c.gate.nudge()
+			}
+		}
+	}()
+	return func() { _ = w.Close() }
+}
+
 // follow reads one stream to its end and reports whether there was one.
 func (c *Client) follow(ctx context.Context, notify func(Signal)) (connected bool) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	if !c.gate.open(cancel) {
+		return false
+	}
 	// The stream's own call succeeds only once the engine answers; a ping says
 	// so first, with a limit, and negotiates the API version anew: another
 	// engine may answer now.
@@ -74,9 +168,7 @@ func (c *Client) follow(ctx context.Context, notify func(Signal)) (connected boo
 				notify(Changed)
 			}
 		case <-errs:
-			if ctx.Err() == nil {
-				notify(Lost)
-			}
+			notify(Lost)
 			return true
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
@@ -243,12 +244,13 @@ func (r *reader) readForeign(c *nftables.Chain) error {
 const dockerTable = "docker-bridges"
 
 func (r *reader) readDockerTable(c *nftables.Chain) error {
-	if c.Hooknum == nil {
-		return nil
+	raw := false
+	if c.Hooknum != nil {
+		r.fw.DockerTable = true
+		raw = *c.Hooknum == *nftables.ChainHookPrerouting && c.Type == nftables.ChainTypeFilter
 	}
-	r.fw.DockerTable = true
-	raw := *c.Hooknum == *nftables.ChainHookPrerouting && c.Type == nftables.ChainTypeFilter
-	if !raw && *c.Hooknum != *nftables.ChainHookForward {
+	// One chain per bridge decides on what goes into it, by the mark as well.
+	if !raw && !strings.HasPrefix(c.Name, "filter-forward-in__") {
 		return nil
 	}
 	rules, err := r.conn.GetRules(c.Table, c)

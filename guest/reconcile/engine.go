@@ -80,7 +80,7 @@ func (s *engineState) connect() {
 
 // followDocker listens to the engine and asks for looks at it.
 func (l *Loop) followDocker(ctx context.Context) {
-	l.engine.Follow(ctx, l.dockerWake, func(s docker.Signal) {
+	l.engine.Follow(ctx, func(s docker.Signal) {
 		switch s {
 		case docker.Connected:
 			l.dockerState.connect()

@@ -24,7 +24,7 @@ import (
 type Engine interface {
 	Read(ctx context.Context, c config.Config, p netplan.Plan) facts.Engine
 	EnsureNetwork(ctx context.Context, c config.Config, p netplan.Plan) (created bool, err error)
-	Follow(ctx context.Context, wake <-chan struct{}, notify func(docker.Signal))
+	Follow(ctx context.Context, notify func(docker.Signal))
 }
 
 // Kernel is what the loop needs of the kernel; tests count and break it.
@@ -50,11 +50,14 @@ type Timing struct {
 // Defaults are the delays of the agent.
 func Defaults() Timing {
 	return Timing{
-		Settle: 2 * time.Millisecond, MinSpacing: 10 * time.Millisecond, MaxSpacing: 80 * time.Millisecond,
+		Settle: 2 * time.Millisecond, MinSpacing: 10 * time.Millisecond, MaxSpacing: 40 * time.Millisecond,
 		DockerSettle: 200 * time.Millisecond, DockerMax: time.Second,
 		Resync: 30 * time.Second, Retry: 100 * time.Millisecond, Grace: 5 * time.Second,
 	}
 }
+
+// calm is how long without a look the spacing of looks starts over.
+const calm = 250 * time.Millisecond
 
 // Loop is the reconciler. Make it with New and run Run once.
 type Loop struct {
@@ -66,7 +69,6 @@ type Loop struct {
 
 	kernelNews *Trigger
 	dockerNews *Trigger
-	dockerWake chan struct{}
 
 	want want // configuration, guarded by its own lock
 
@@ -100,21 +102,15 @@ type Options struct {
 func New(o Options) *Loop {
 	return &Loop{
 		engine: o.Engine, kernel: o.Kernel, log: o.Log, timing: o.Timing, board: o.Board,
-		kernelNews: NewTrigger(time.Now), dockerNews: NewTrigger(time.Now), dockerWake: make(chan struct{}, 1),
+		kernelNews: NewTrigger(time.Now), dockerNews: NewTrigger(time.Now),
 	}
 }
 
 // Kick says that something in the kernel may have changed.
 func (l *Loop) Kick(reason string) { l.kernelNews.Set(reason) }
 
-// WakeDocker says that the engine may have come or gone.
-func (l *Loop) WakeDocker(reason string) {
-	select {
-	case l.dockerWake <- struct{}{}:
-	default:
-	}
-	l.dockerNews.Set(reason)
-}
+// KickDocker says that the engine may have come, gone or changed.
+func (l *Loop) KickDocker(reason string) { l.dockerNews.Set(reason) }
 
 // Run reconciles until the context ends. Rules stay when it returns.
 func (l *Loop) Run(ctx context.Context) {
@@ -184,7 +180,7 @@ func (l *Loop) look(ctx context.Context, reason string, since time.Time) time.Du
 	}
 	engine, restarts := l.dockerState.get()
 	f, want, have, changed, err := l.converge(ctx, cfg, plan, engine)
-	l.remember(plan, f, want)
+	repair := l.remember(plan, f, want) && l.applied
 	if ctx.Err() != nil {
 		return 0
 	}
@@ -196,11 +192,12 @@ func (l *Loop) look(ctx context.Context, reason string, since time.Time) time.Du
 	case changed != "":
 		l.log.Info("rules applied", "reason", reason, "changed", changed, "millis", millis(took))
 		l.spacing = l.timing.MinSpacing
-	case time.Since(l.lookedAt) > time.Second:
+	case time.Since(l.lookedAt) > calm:
 		l.spacing = l.timing.MinSpacing
 	default:
 		l.spacing = min(l.spacing*2, l.timing.MaxSpacing)
 	}
+	l.log.Debug("looked", "reason", reason, "changed", changed, "millis", millis(took))
 	odd := l.dockerRulesOdd(f)
 	l.board.Update(reason, func(s *api.Status) {
 		describe(s, cfg, plan, f, want, have, restarts)
@@ -214,7 +211,7 @@ func (l *Loop) look(ctx context.Context, reason string, since time.Time) time.Du
 		if changed != "" && err == nil {
 			s.Network.LastApplied = time.Now()
 			s.Network.LastReason = reason + ": " + changed
-			if l.applied {
+			if repair {
 				s.Network.Repairs++
 				s.Network.LastRepairMillis = millis(took)
 			}

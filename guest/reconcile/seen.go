@@ -19,10 +19,14 @@ type seen struct {
 	want  network.Ruleset
 }
 
-func (l *Loop) remember(p netplan.Plan, f facts.Facts, want network.Ruleset) {
+// remember keeps a look and reports whether it wanted the same as the one
+// before: what then had to be changed was damage.
+func (l *Loop) remember(p netplan.Plan, f facts.Facts, want network.Ruleset) (same bool) {
 	l.seen.mu.Lock()
 	defer l.seen.mu.Unlock()
+	same = l.seen.valid && l.seen.want.String() == want.String()
 	l.seen.valid, l.seen.plan, l.seen.facts, l.seen.want = true, p, f, want
+	return same
 }
 
 // RefreshCounters puts what the rules have matched until now on the board.

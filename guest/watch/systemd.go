@@ -19,10 +19,11 @@ func SystemdBooted() bool {
 	return err == nil && st.IsDir()
 }
 
-// Unit reports changes of a systemd unit's state until the context ends.
-func Unit(ctx context.Context, log *slog.Logger, unit string, notify Notify) {
+// Unit reports the ActiveState of a systemd unit, at first and at every change,
+// until the context ends. A unit that does not exist is not reported.
+func Unit(ctx context.Context, log *slog.Logger, unit string, state func(string)) {
 	for ctx.Err() == nil {
-		err := followUnit(ctx, unit, notify)
+		err := followUnit(ctx, unit, state)
 		if ctx.Err() != nil {
 			return
 		}
@@ -34,18 +35,25 @@ func Unit(ctx context.Context, log *slog.Logger, unit string, notify Notify) {
 	}
 }
 
-func followUnit(ctx context.Context, unit string, notify Notify) error {
+func followUnit(ctx context.Context, unit string, state func(string)) error {
 	conn, err := dbus.NewSystemConnectionContext(ctx)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	if err := conn.Subscribe(); err != nil {
-		return err
-	}
 	updates := make(chan *dbus.PropertiesUpdate, 64)
 	errs := make(chan error, 8)
 	conn.SetPropertiesSubscriber(updates, errs)
+	if err := conn.Subscribe(); err != nil {
+		return err
+	}
+	props, err := conn.GetUnitPropertiesContext(ctx, unit)
+	if err != nil {
+		return err
+	}
+	if s, ok := props["ActiveState"].(string); ok && props["LoadState"] == "loaded" {
+		state(s)
+	}
 	alive := time.NewTicker(systemdRetry)
 	defer alive.Stop()
 	for {
@@ -53,8 +61,10 @@ func followUnit(ctx context.Context, unit string, notify Notify) error {
 		case <-ctx.Done():
 			return nil
 		case u := <-updates:
-			if state, ok := u.Changed["ActiveState"]; ok && u.UnitName == unit {
-				notify(unit + " is " + state.String())
+			if v, ok := u.Changed["ActiveState"]; ok && u.UnitName == unit {
+				if s, ok := v.Value().(string); ok {
+					state(s)
+				}
 			}
 		case err := <-errs:
 			return err

@@ -9,6 +9,9 @@ import (
 	"klimax/shared/config"
 )
 
+// mostDifferences is how many keys are named before "and N more keys".
+const mostDifferences = 5
+
 // differences names the keys in which two configurations differ, with both
 // values, secrets hidden: "network.uplink: "" → "eth1"". A list that differs is
 // named as a whole.
@@ -29,6 +32,9 @@ func differences(old, updated config.Config) []string {
 		}
 	}
 	slices.Sort(out)
+	if more := len(out) - mostDifferences; more > 1 {
+		out = append(out[:mostDifferences], fmt.Sprintf("and %d more keys", more))
+	}
 	return out
 }
 

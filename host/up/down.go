@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"strings"
 
 	"klimax/host/route"
 	"klimax/shared/api"
@@ -29,14 +30,15 @@ func Down(ctx context.Context, o Options, removeRoutes bool) (DownResult, error)
 	}
 	var guest netip.Addr
 	var uplink netip.Prefix
-	err = progress.Run(ctx, o.Sink, []progress.Step{{ID: "connect", Title: "Connect to the guest",
+	err = steps(ctx, o.Sink, []progress.Step{{ID: "connect", Title: "Connect to the guest",
 		Run: func(ctx context.Context, _ func(string)) (progress.Result, error) {
 			st, err := o.Guest.Status(ctx)
 			switch {
 			case ctx.Err() != nil:
 				return progress.Result{}, ctx.Err()
 			case err != nil:
-				return progress.Result{Message: "it does not answer, and need not: " + err.Error()}, nil
+				first, _, _ := strings.Cut(err.Error(), "\n")
+				return progress.Result{Message: "it does not answer, and need not: " + first}, nil
 			}
 			res.Guest, uplink = &st, uplinkNetwork(st)
 			guest, err = uplinkAddress(st)
@@ -53,7 +55,7 @@ func Down(ctx context.Context, o Options, removeRoutes bool) (DownResult, error)
 		changes = nil
 	}
 	q := route.NewRequest(p, guest, uplink, changes)
-	err = progress.Run(ctx, askRoot(o, q), []progress.Step{{ID: "route", Title: "Remove the routes to the guest",
+	err = steps(ctx, askRoot(o, q), []progress.Step{{ID: "route", Title: "Remove the routes to the guest",
 		Run: func(ctx context.Context, log func(string)) (progress.Result, error) {
 			switch {
 			case stepErr != nil:

@@ -207,7 +207,7 @@ func (r *run) routes(ctx context.Context) error {
 	}
 	q := route.NewRequest(r.plan, r.wanted.Guest, uplinkNetwork(r.result.Guest), changes)
 	sink := askRoot(r.Options, q)
-	return progress.Run(ctx, sink, []progress.Step{{ID: "route", Title: "Route to the guest",
+	return steps(ctx, sink, []progress.Step{{ID: "route", Title: "Route to the guest",
 		Run: func(ctx context.Context, log func(string)) (progress.Result, error) {
 			if err != nil {
 				return progress.Result{}, err

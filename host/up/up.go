@@ -4,6 +4,7 @@ package up
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"time"
@@ -106,7 +107,7 @@ type run struct {
 func Up(ctx context.Context, o Options) (Result, error) {
 	o.Timing = o.Timing.orDefault()
 	r := &run{Options: o}
-	err := progress.Run(ctx, o.Sink, []progress.Step{
+	err := steps(ctx, o.Sink, []progress.Step{
 		{ID: "config", Title: "Read the configuration", Run: r.config},
 		{ID: "connect", Title: "Connect to the guest", Run: r.connect},
 		{ID: "address-plan", Title: "Check the address plan", Run: r.addressPlan},
@@ -117,12 +118,32 @@ func Up(ctx context.Context, o Options) (Result, error) {
 		err = r.routes(ctx)
 	}
 	if err == nil {
-		err = progress.Run(ctx, o.Sink, []progress.Step{
+		err = steps(ctx, o.Sink, []progress.Step{
 			{ID: "probe", Title: "Try the way there", Run: r.probe},
 		})
 	}
 	return r.result, err
 }
+
+// steps runs steps, one after the other; one that was interrupted says so.
+func steps(ctx context.Context, sink progress.Sink, list []progress.Step) error {
+	for i, s := range list {
+		list[i].Run = func(ctx context.Context, log func(string)) (progress.Result, error) {
+			res, err := s.Run(ctx, log)
+			if errors.Is(err, context.Canceled) {
+				err = interrupted{}
+			}
+			return res, err
+		}
+	}
+	return progress.Run(ctx, sink, list)
+}
+
+// interrupted is context.Canceled in words for a person.
+type interrupted struct{}
+
+func (interrupted) Error() string { return "interrupted" }
+func (interrupted) Unwrap() error { return context.Canceled }
 
 // quiet hides that a step runs, so that nothing is redrawn over the question
 // for a password; its end is shown.

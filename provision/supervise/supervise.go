@@ -232,10 +232,15 @@ func Run(ctx context.Context, p Process, out io.Writer, log *slog.Logger) error 
 	}
 }
 
+// searchPath is what systemd gives its services. The caller's may lack the
+// directories for root's programs, where dockerd looks for iptables.
+const searchPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
 // once runs the program one time.
 func (p Process) once(ctx context.Context, table proc, out io.Writer) error {
 	cmd := exec.CommandContext(ctx, p.Command[0], p.Command[1:]...)
 	cmd.Dir = "/"
+	cmd.Env = append(os.Environ(), "PATH="+searchPath)
 	cmd.Stdout, cmd.Stderr = out, out
 	// A session of its own: a signal to the supervisor's group is not the program's.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

@@ -67,7 +67,7 @@ type Network struct {
 	InSync           bool      `json:"inSync"`
 	LastApplied      time.Time `json:"lastApplied"`
 	LastReason       string    `json:"lastReason"`
-	Repairs          int       `json:"repairs"` // changes to rules since the agent started, the first one not counted
+	Repairs          int       `json:"repairs"` // how often rules were damaged and put back since the agent started
 	LastRepairMillis float64   `json:"lastRepairMillis"`
 	Allow            []string  `json:"allow"`  // who counts as the host, CIDRs
 	Ranges           []string  `json:"ranges"` // what is reachable from there, CIDRs

@@ -8,12 +8,41 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"klimax/test/lab/sweep"
 )
+
+// TestStaleSweep: when the watchdog is killed with its owner, the lab remains, counts as stale and can be removed by name.
+func TestStaleSweep(t *testing.T) {
+	c := exec.Command(os.Args[0], "-test.run=^TestCleanupChild$", "-test.v")
+	c.Env = append(os.Environ(), childEnv+"=kill-both")
+	out, err := c.Output()
+	var p sweep.Place
+	for l := range strings.Lines(string(out)) {
+		fmt.Sscanf(l, "LAB %s %s", &p.Name, &p.Dir)
+	}
+	if err == nil || p.Name == "" {
+		t.Fatalf("child: %v\n%s", err, out)
+	}
+	time.Sleep(200 * time.Millisecond)
+	if n := len(p.Left()); n < 8 {
+		t.Errorf("only %d things are left: %v", n, p.Left())
+	}
+	if !slices.ContainsFunc(sweep.Stale(TempDir()), func(s sweep.Place) bool { return s.Name == p.Name }) {
+		t.Errorf("%s is not stale", p.Name)
+	}
+	if err := p.Sweep(); err != nil {
+		t.Error(err)
+	}
+	if left := p.Left(); len(left) > 0 {
+		t.Errorf("left:\n%s", strings.Join(left, "\n"))
+	}
+}
 
 // childEnv tells this test binary, run by TestCleanup, how its test is to end.
 const childEnv = "KLIMAX_LAB_TEST_END"
@@ -22,7 +51,6 @@ const childEnv = "KLIMAX_LAB_TEST_END"
 func TestCleanup(t *testing.T) {
 	for _, end := range []string{"return", "fail", "panic", "panic-elsewhere", "exit", "kill"} {
 		t.Run(end, func(t *testing.T) {
-			sockets, _ := filepath.Glob("/run/containerd/s/*")
 			c := exec.Command(os.Args[0], "-test.run=^TestCleanupChild$", "-test.v")
 			c.Env = append(os.Environ(), childEnv+"="+end)
 			out, err := c.StdoutPipe()
@@ -35,12 +63,24 @@ func TestCleanup(t *testing.T) {
 			}
 			defer c.Process.Kill()
 			var p sweep.Place
-			var said []string
+			var said, sockets []string
 			for s := bufio.NewScanner(out); s.Scan(); {
 				said = append(said, s.Text())
 				if _, err := fmt.Sscanf(s.Text(), "LAB %s %s", &p.Name, &p.Dir); err == nil {
 					if n := len(p.Left()); n < 8 {
 						t.Errorf("the lab is up, but only %d things are there: %v", n, p.Left())
+					}
+					// Of the containers' shims; they lie outside of the lab's directory.
+					notes, _ := filepath.Glob(p.Dir + "/containerd/state/io.containerd.runtime.v2.task/*/*/address")
+					for _, f := range notes {
+						b, _ := os.ReadFile(f)
+						s := strings.TrimPrefix(strings.TrimSpace(string(b)), "unix://")
+						if _, err := os.Stat(s); err == nil {
+							sockets = append(sockets, s)
+						}
+					}
+					if len(sockets) != 2 {
+						t.Errorf("shims' sockets of two containers: %v (in %v)", sockets, notes)
 					}
 					if end == "kill" {
 						c.Process.Kill()
@@ -62,8 +102,10 @@ func TestCleanup(t *testing.T) {
 			if b, err := os.ReadFile(p.Dir + ".not-removed"); err == nil {
 				t.Errorf("the watchdog reports: %s", b)
 			}
-			if after, _ := filepath.Glob("/run/containerd/s/*"); len(after) > len(sockets) {
-				t.Errorf("shim sockets: %d before, %d after", len(sockets), len(after))
+			for _, s := range sockets {
+				if _, err := os.Stat(s); err == nil {
+					t.Errorf("left: %s", s)
+				}
 			}
 		})
 	}
@@ -99,6 +141,9 @@ func TestCleanupChild(t *testing.T) {
 		time.Sleep(time.Minute)
 	case "exit":
 		os.Exit(3)
+	case "kill-both":
+		l.dog.Process.Kill()
+		syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	case "kill":
 		time.Sleep(time.Minute)
 	}

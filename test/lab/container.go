@@ -58,7 +58,8 @@ func (l *Lab) RunServer(name, network, ip string, labels map[string]string) *Con
 	return l.Run(Spec{Name: name, Network: network, IP: ip, Labels: labels})
 }
 
-// Run makes and starts a container of the lab's image; what goes wrong ends the test.
+// Run makes and starts a container of the lab's image and, when it is a server, waits until it listens; what goes wrong
+// ends the test.
 func (l *Lab) Run(s Spec) *Container {
 	l.t.Helper()
 	c, err := l.run(l.t.Context(), s)
@@ -72,7 +73,8 @@ func (l *Lab) run(ctx context.Context, s Spec) (*Container, error) {
 	if err := l.docker.LoadImage(ctx); err != nil {
 		return nil, err
 	}
-	if len(s.Args) == 0 {
+	server := len(s.Args) == 0
+	if server {
 		s.Args = []string{"serve", "--http", fmt.Sprintf(":%d", HTTPPort), "--sink", fmt.Sprintf(":%d", SinkPort), fmt.Sprintf(":%d", Port)}
 	}
 	cfg := &container.Config{Image: Image, Cmd: s.Args, Labels: s.Labels, ExposedPorts: nat.PortSet{}}
@@ -110,7 +112,24 @@ func (l *Lab) run(ctx context.Context, s Spec) (*Container, error) {
 	for _, e := range i.NetworkSettings.Networks {
 		c.IP = e.IPAddress
 	}
+	if server && !wait(ctx, 10*time.Second, func() bool { return listens(i.State.Pid, Port, HTTPPort, SinkPort) }) {
+		return nil, errors.New("the server does not listen after 10 s")
+	}
 	return c, nil
+}
+
+// listens looks for TCP listeners in a process's network namespace, without a packet that a rule might count.
+func listens(pid int, ports ...int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/tcp", pid))
+	if err != nil {
+		return false
+	}
+	for _, p := range ports {
+		if !strings.Contains(string(b), fmt.Sprintf(":%04X 00000000:0000 0A ", p)) { // proc_net_tcp: local, remote, LISTEN
+			return false
+		}
+	}
+	return true
 }
 
 // LoadImage imports the lab's image; calls after the first do nothing.

@@ -34,7 +34,7 @@ type Docker struct {
 	Socket string // of the API
 	Host   string // the same for DOCKER_HOST
 	Root   string // data-root
-	Config string // its configuration file (--config-file); read at start and on SIGHUP
+	Config string // its configuration file (--config-file), read at start and on SIGHUP; the first Start makes it when it is missing
 	Log    string // dockerd's log file, of all starts
 
 	lab  *Lab
@@ -44,6 +44,7 @@ type Docker struct {
 
 	mu         sync.Mutex
 	setup      Setup
+	keyPlaced  bool // placeKey was called for this setup
 	daemon     *process
 	containerd *process
 }
@@ -126,8 +127,11 @@ func (d *Docker) Use(s Setup) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.setup, d.lab.tools = s, t
-	d.cli = nil // another API version
+	d.setup, d.lab.tools, d.keyPlaced = s, t, false
+	if d.cli != nil { // it has negotiated another API version
+		d.cli.Close()
+		d.cli = nil
+	}
 	return nil
 }
 
@@ -178,6 +182,9 @@ func (d *Docker) Start(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := d.linkLegacy(); err != nil {
+		return err
+	}
 	if d.containerd == nil {
 		if err := d.startContainerd(ctx); err != nil {
 			return err
@@ -187,8 +194,11 @@ func (d *Docker) Start(ctx context.Context) error {
 	if d.setup.Moby29() {
 		bin = d.lab.tools.dockerd
 	}
-	if err := d.placeKey(ctx, bin); err != nil {
-		return err
+	if !d.keyPlaced {
+		if err := d.placeKey(ctx, bin); err != nil {
+			return err
+		}
+		d.keyPlaced = true
 	}
 	os.Remove(d.Socket) // of a killed one: else a client is refused instead of finding nothing
 	p, err := d.spawn(d.Log, bin, d.args()...)
@@ -282,6 +292,9 @@ func (d *Docker) spawn(log, name string, args ...string) (*process, error) {
 	defer f.Close()
 	c := d.lab.VM.Command(context.Background(), name, args...)
 	c.Stdout, c.Stderr, c.Dir = f, f, d.lab.Dir
+	if d.lab.opts.Legacy {
+		c.Env = append(os.Environ(), "PATH="+d.legacyDir()+":"+os.Getenv("PATH"))
+	}
 	if err := c.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
@@ -291,6 +304,31 @@ func (d *Docker) spawn(log, name string, args ...string) (*process, error) {
 		close(p.done)
 	}()
 	return p, nil
+}
+
+func (d *Docker) legacyDir() string { return filepath.Join(d.lab.Dir, "legacy") }
+
+// linkLegacy makes a directory where iptables-legacy has the names of iptables, as update-alternatives would do it for
+// the whole machine.
+func (d *Docker) linkLegacy() error {
+	if !d.lab.opts.Legacy {
+		return nil
+	}
+	if err := os.MkdirAll(d.legacyDir(), 0o755); err != nil {
+		return err
+	}
+	for _, v := range []string{"iptables", "ip6tables"} {
+		for _, verb := range []string{"", "-save", "-restore"} {
+			to, err := exec.LookPath(v + "-legacy" + verb)
+			if err != nil {
+				return fmt.Errorf("%w; install what the lab needs: go run ./test/labdeps", err)
+			}
+			if err := os.Symlink(to, filepath.Join(d.legacyDir(), v+verb)); err != nil && !errors.Is(err, fs.ErrExist) {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 func (p *process) ended() bool {
@@ -343,8 +381,12 @@ func (d *Docker) Restart(ctx context.Context, sig syscall.Signal) error {
 // reap waits for the children that the sweep has killed, so that no zombies remain.
 func (d *Docker) reap() {
 	for _, p := range []*process{d.daemon, d.containerd} {
-		if p != nil {
-			<-p.done
+		if p == nil {
+			continue
+		}
+		select {
+		case <-p.done:
+		case <-time.After(10 * time.Second): // the sweep has reported what it could not kill
 		}
 	}
 }

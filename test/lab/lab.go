@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -40,6 +41,7 @@ type Options struct {
 	NeighbourAddr string         // the neighbour's address there; default 192.168.64.77
 	UplinkName    string         // the uplink's interface in the VM; default lima0
 	NoUplinkAddr  bool           // the uplink is up, but has no address yet
+	Legacy        bool           // dockerd finds iptables-legacy under the name iptables (iptables backends only)
 }
 
 // Lab is one such world:
@@ -66,6 +68,7 @@ type Lab struct {
 	dogOut  *bufio.Reader
 	mu      sync.Mutex
 	closers []func() // what this process itself holds in the namespaces: loops, flows, servers
+	spaces  []*NS
 }
 
 // New builds a lab; what goes wrong ends the test. It takes seconds, the first time on a machine minutes
@@ -90,21 +93,14 @@ func build(t testing.TB, o Options) (*Lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	var id [3]byte
-	rand.Read(id[:])
-	l := &Lab{Name: "klx-" + hex.EncodeToString(id[:]), opts: o, t: t, tools: tl}
-	tmp := os.TempDir()
-	if len(tmp) > 40 { // a unix socket's path has 107 bytes at most, Docker's own go 50 below the directory
-		tmp = "/tmp"
+	l := &Lab{opts: o, t: t, tools: tl}
+	if err := l.makeDir(); err != nil {
+		return nil, err
 	}
-	l.Dir = filepath.Join(tmp, l.Name)
 	if err := l.startWatchdog(); err != nil {
 		return nil, err
 	}
 	t.Cleanup(l.close)
-	if err := os.Mkdir(l.Dir, 0o755); err != nil {
-		return nil, err
-	}
 	if err := l.makeCgroup(); err != nil {
 		return nil, err
 	}
@@ -116,6 +112,37 @@ func build(t testing.TB, o Options) (*Lab, error) {
 		return l, nil
 	}
 	return l, l.docker.Start(t.Context())
+}
+
+// TempDir is where labs have their directories: $TMPDIR, unless that is too long. A unix socket's path has 107 bytes at
+// most, and Docker's own go 50 below the lab's directory.
+func TempDir() string {
+	if tmp := os.TempDir(); len(tmp) <= 40 {
+		return tmp
+	}
+	return "/tmp"
+}
+
+// makeDir makes the lab's directory, and with it its name: no two labs of a machine have the same.
+func (l *Lab) makeDir() error {
+	tmp := TempDir()
+	for {
+		var id [3]byte
+		rand.Read(id[:])
+		l.Name = "klx-" + hex.EncodeToString(id[:])
+		l.Dir = filepath.Join(tmp, l.Name)
+		if _, err := os.Lstat(filepath.Join(sweep.NetnsDir, l.Name+"-vm")); err == nil {
+			continue // of a lab in another $TMPDIR
+		}
+		err := os.Mkdir(l.Dir, 0o755)
+		if errors.Is(err, fs.ErrExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		return l.Place().WriteOwner()
+	}
 }
 
 func (o *Options) fill() error {
@@ -133,6 +160,9 @@ func (o *Options) fill() error {
 	if o.ForwardDrop && !o.Setup.Iptables() {
 		return fmt.Errorf("setup %s refuses to start with ip_forward=0 and sets no FORWARD policy: no ForwardDrop there", o.Setup)
 	}
+	if o.Legacy && !o.Setup.Iptables() {
+		return fmt.Errorf("setup %s does not use iptables: no Legacy there", o.Setup)
+	}
 	def(&o.UplinkPrefix, "192.168.64.3/24")
 	def(&o.MacAddr, "192.168.64.1")
 	def(&o.NeighbourAddr, "192.168.64.77")
@@ -140,21 +170,32 @@ func (o *Options) fill() error {
 	return nil
 }
 
+// Commands are the programs that the lab runs or its tests use, all of which labdeps installs.
+func Commands() []string {
+	return []string{"dockerd", "containerd", "runc", "nft", "iptables", "conntrack", "ip", "nsenter", "sysctl"}
+}
+
 // checkMachine names the first thing that is missing, before anything is made.
 func checkMachine() error {
 	if os.Getuid() != 0 {
 		return errors.New("needs root: network namespaces and a Docker engine are made; run the test as root")
 	}
-	for _, c := range []string{"dockerd", "containerd", "runc", "nft", "iptables", "nsenter", "ip"} {
-		if _, err := exec.LookPath(c); err != nil {
-			return fmt.Errorf("%w; install what the lab needs: go run ./test/labdeps", err)
+	for _, c := range Commands() {
+		if _, err := exec.LookPath(c); err == nil {
+			continue
 		}
+		for _, d := range []string{"/usr/sbin", "/sbin"} {
+			if _, err := os.Stat(filepath.Join(d, c)); err == nil {
+				return fmt.Errorf("%s is in %s, which is not on the PATH: export PATH=$PATH:/usr/sbin:/sbin", c, d)
+			}
+		}
+		return fmt.Errorf("%s is not there; install what the lab needs: go run ./test/labdeps", c)
 	}
 	return nil
 }
 
-// startWatchdog starts the process that removes the lab when this one has ended or closes the pipe. It comes
-// before anything else is made.
+// startWatchdog starts the process that removes the lab when this one has ended or closes the pipe. Nothing
+// but the directory is made before.
 func (l *Lab) startWatchdog() error {
 	// Not bound to the test's context: that is cancelled before the clean-ups run.
 	l.dog = exec.Command(l.tools.watchdog, l.Name, l.Dir, strconv.Itoa(os.Getpid()))
@@ -198,10 +239,8 @@ func (l *Lab) close() {
 	if err := l.dog.Wait(); err != nil || strings.TrimSpace(string(said)) != "swept" {
 		l.t.Errorf("lab: %s was not removed completely (%v):\n%s", l.Name, err, said)
 	}
-	for _, n := range []*NS{l.Mac, l.VM, l.LAN, l.Neighbour} {
-		if n != nil {
-			n.close()
-		}
+	for _, n := range l.spaces {
+		n.h.Close()
 	}
 	if l.cgroup != nil {
 		l.cgroup.Close()

@@ -73,7 +73,7 @@ func TestUp(t *testing.T) {
 		c.AddVIP("172.30.1.200")
 		l.MustGet(l.Mac, "172.30.1.200:8080", l.MacAddr())
 		l.MustGet(l.Mac, l.VMAddr()+":18080", "") // published
-		out, err := l.Mac.Run(t.Context(), l.tools.prober, "get", c.Addr())
+		out, err := l.Mac.Run(t.Context(), l.Prober(), "get", c.Addr())
 		if err != nil || strings.TrimSpace(out) != l.MacAddr() {
 			t.Errorf("prober get: %q, %v", out, err)
 		}
@@ -97,7 +97,18 @@ func TestUp(t *testing.T) {
 		if _, err := l.Get(l.Neighbour, c.Addr(), 200*time.Millisecond); err == nil {
 			t.Error("the neighbour reached the container without a route")
 		}
+		if out, err := l.Mac.Run(t.Context(), "sh", "-c",
+			"printf 'GET / HTTP/1.0\\r\\n\\r\\n' | timeout 2 bash -c 'exec 3<>/dev/tcp/172.30.5.2/80; cat >&3; cat <&3'"); err != nil || !strings.HasSuffix(out, "\r\n\r\n"+l.MacAddr()+"\n") {
+			t.Errorf("HTTP: %q, %v", out, err)
+		}
+		h := l.AddHost("extra", "192.168.64.5/24")
+		l.MustGet(h, mac.Addr(), "192.168.64.5")
 		step("traffic")
+		rate, err := l.Throughput(l.Mac, "172.30.5.2:8081", 200*time.Millisecond)
+		if err != nil || rate < 1e6 {
+			t.Errorf("throughput %.0f bytes/s: %v", rate, err)
+		}
+		t.Logf("throughput %.1f Gbit/s", rate*8/1e9)
 	})
 }
 
@@ -115,13 +126,13 @@ func TestTraffic(t *testing.T) {
 	time.Sleep(300 * time.Millisecond)
 	r := loop.Stop()
 	t.Log(r)
-	if r.Lost < 5 || r.Lost > 20 || r.Errors["timeout"] != r.Lost || r.Peers[l.MacAddr()] != r.Total-r.Lost ||
+	if r.Lost < 5 || r.Lost > 40 || r.Errors["timeout"] != r.Lost || r.Peers[l.MacAddr()] != r.Total-r.Lost ||
 		r.FirstLost < 400*time.Millisecond || r.LastLost <= r.FirstLost || r.MaxGap < 150*time.Millisecond {
 		t.Errorf("a gap of 200 ms in the loop: %v", r)
 	}
 	r = quiet.Stop()
 	t.Log(r)
-	if r.Lost != 0 || r.Total < 40 || r.MaxGap > 200*time.Millisecond {
+	if r.Lost != 0 || r.Total < 40 || r.MaxGap > 500*time.Millisecond {
 		t.Errorf("nothing happened to this loop: %v", r)
 	}
 	if err := whole.Stop(); err != nil || whole.Peer() != l.MacAddr() {
@@ -190,6 +201,11 @@ func TestRestart(t *testing.T) {
 			l := New(t, Options{Setup: s, NoLiveRestore: true})
 			kindNet(l)
 			c := l.RunServer("c1", "kind", "172.30.5.2", nil)
+			// A container that calls the Mac from its first moment on: with the exemption no call may come masqueraded.
+			exempt(l)
+			mac := l.Serve(l.Mac, l.MacAddr()+":9000")
+			l.RouteFromMac()
+			l.Run(Spec{Name: "caller", Network: "kind", IP: "172.30.5.3", Args: []string{"loop", "--for", "0", mac.Addr()}})
 			for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 				pid, begin := c.PID(), time.Now()
 				if err := l.Docker().Restart(t.Context(), sig); err != nil {
@@ -205,9 +221,35 @@ func TestRestart(t *testing.T) {
 				if got := c.PID(); got == pid {
 					t.Errorf("after %v the container still is process %d", sig, got)
 				}
+				n := len(mac.Seen())
+				if !wait(t.Context(), 5*time.Second, func() bool { return len(mac.Seen()) > n+5 }) {
+					t.Errorf("after %v the caller does not call", sig)
+				}
+			}
+			if p := mac.Peers(); len(p) != 1 || p["172.30.5.3"] == 0 {
+				t.Errorf("the Mac saw %v", p)
 			}
 		})
 	})
+}
+
+// TestLegacy: with iptables-legacy Docker's chains are where the nf_tables variant does not see them.
+func TestLegacy(t *testing.T) {
+	for _, s := range Setups(t) {
+		if !s.Iptables() {
+			continue
+		}
+		l := New(t, Options{Setup: s, Legacy: true})
+		if out := l.VM.MustRun("iptables-legacy", "-S"); !strings.Contains(out, "-N DOCKER") {
+			t.Errorf("%s: no chain of Docker in iptables-legacy:\n%s", s, out)
+		}
+		if out := l.VM.MustRun("nft", "list", "ruleset"); strings.Contains(out, "DOCKER") {
+			t.Errorf("%s: Docker's chains in nf_tables:\n%s", s, out)
+		}
+		kindNet(l)
+		c := l.RunServer("c1", "kind", "172.30.5.2", nil)
+		l.MustGet(l.VM, c.Addr(), "172.30.0.1")
+	}
 }
 
 // TestForwardPolicy: Docker sets FORWARD to DROP exactly when it turned forwarding on itself.

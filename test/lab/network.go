@@ -124,6 +124,22 @@ func (l *Lab) JoinUplink(n *NS, link string) error {
 	return nil
 }
 
+// AddHost makes a further host on the uplink's network, with an address ("192.168.64.5/24") on its eth0 and no routes.
+func (l *Lab) AddHost(word, prefix string) *NS {
+	l.t.Helper()
+	n, err := l.AddNS(word)
+	if err == nil {
+		err = l.JoinUplink(n, "eth0")
+	}
+	if err == nil {
+		err = n.AddAddr("eth0", prefix)
+	}
+	if err != nil {
+		l.t.Fatalf("lab: host %s: %v", word, err)
+	}
+	return n
+}
+
 // RouteFromMac gives the Mac routes over the VM; without prefixes to 172.30.0.0/16.
 func (l *Lab) RouteFromMac(prefixes ...string) { l.route(l.Mac, l.VMAddr(), prefixes) }
 

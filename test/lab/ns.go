@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -33,17 +34,15 @@ type NS struct {
 func (l *Lab) AddNS(word string) (*NS, error) {
 	n := &NS{Name: l.Name + "-" + word, lab: l}
 	n.Path = filepath.Join(sweep.NetnsDir, n.Name)
-	done := make(chan error)
-	go func() {
-		// The thread stays in the new namespace and is thrown away with this goroutine.
-		runtime.LockOSThread()
+	here := &NS{Name: "the test's own", Path: "/proc/thread-self/ns/net", lab: l}
+	err := here.Do(func() error { // NewNamed leaves the thread in the new namespace
 		h, err := netns.NewNamed(n.Name)
 		if err == nil {
-			h.Close()
+			err = h.Close()
 		}
-		done <- err
-	}()
-	if err := <-done; err != nil {
+		return err
+	})
+	if err != nil {
 		return nil, fmt.Errorf("make namespace %s: %w", n.Name, err)
 	}
 	h, err := netns.GetFromPath(n.Path)
@@ -54,20 +53,21 @@ func (l *Lab) AddNS(word string) (*NS, error) {
 	if n.h, err = netlink.NewHandleAt(h, unix.NETLINK_ROUTE); err != nil {
 		return nil, fmt.Errorf("netlink in %s: %w", n.Name, err)
 	}
+	l.mu.Lock()
+	l.spaces = append(l.spaces, n)
+	l.mu.Unlock()
 	return n, n.Up("lo")
 }
 
-func (n *NS) close() {
-	if n.h != nil {
-		n.h.Close()
-	}
-}
-
-// Command is a command that will run in the namespace; the lab's end kills it if it still runs. Only the network
+// Command is a command that will run in the namespace, in a process group of its own; the end of the context kills the group,
+// the lab's end whatever still runs. Only the network
 // namespace is another one (nsenter --net, not ip netns exec, which hides /sys/fs/cgroup).
 func (n *NS) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	c := exec.CommandContext(ctx, "nsenter", append([]string{"--net=" + n.Path, "--", name}, args...)...)
 	c.SysProcAttr = n.lab.sysProcAttr()
+	// With its children, which would else keep its output open, and Wait waiting.
+	c.Cancel = func() error { return unix.Kill(-c.Process.Pid, unix.SIGKILL) }
+	c.WaitDelay = 2 * time.Second
 	return c
 }
 

@@ -23,6 +23,9 @@ type tools struct {
 	dockerd, dockerProxy       string // of Docker 29; empty for the distribution's
 }
 
+// Prober is the path of the static binary that the containers run; `prober get|loop|flow|serve` works in any namespace.
+func (l *Lab) Prober() string { return l.tools.prober }
+
 // moduleRoot is the directory of klimax's go.mod: the working directory of a test is its package's.
 func moduleRoot() (string, error) {
 	wd, err := os.Getwd()
@@ -69,6 +72,12 @@ func buildTools(ctx context.Context, s Setup, say func(string)) (tools, error) {
 	return t, err
 }
 
+// Prepare builds everything that any lab needs and that is not in the cache yet. say gets lines for a person who waits.
+func Prepare(ctx context.Context, say func(string)) error {
+	_, err := buildTools(ctx, Iptables, say)
+	return err
+}
+
 // version29 is what the engine built from tools/docker29 calls itself: a module's source does not know which release it
 // is, and who asks an engine for its version must find a number.
 const version29 = "29.0.0+lab"
@@ -107,9 +116,9 @@ func goBuild(ctx context.Context, root, name string, src, ldflags, pkgs, env []s
 				}
 			}
 		}()
-		args := append([]string{"build", "-mod=readonly", "-ldflags=" + strings.Join(append([]string{"-s", "-w"}, ldflags...), " "), "-o", dir + "/"}, pkgs...)
+		args := append([]string{"build", "-mod=readonly", "-buildvcs=false", "-ldflags=" + strings.Join(append([]string{"-s", "-w"}, ldflags...), " "), "-o", dir + "/"}, pkgs...)
 		c := exec.CommandContext(ctx, "go", args...)
-		c.Dir, c.Env = root, append(append(os.Environ(), "GOFLAGS=-buildvcs=false"), env...)
+		c.Dir, c.Env = root, append(os.Environ(), env...)
 		if out, err := c.CombinedOutput(); err != nil {
 			if errors.Is(err, exec.ErrNotFound) {
 				return fmt.Errorf("%w; Go must be on the PATH", err)

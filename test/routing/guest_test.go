@@ -223,18 +223,30 @@ func clusterLabels() map[string]string {
 		"io.x-k8s.kind.cluster": "dev", "io.x-k8s.kind.role": "control-plane"}
 }
 
+// work is a container and its namespace, found while Docker can be asked.
+type work struct {
+	*lab.Container
+	ns *lab.NS
+}
+
+func (w work) NS() *lab.NS { return w.ns }
+
 // workload runs the usual container with its VIP and the Mac's server.
-func workload(t *testing.T, l *lab.Lab, network string) *lab.Container {
+func workload(t *testing.T, l *lab.Lab, network string) work {
 	t.Helper()
 	c := l.RunServer("c1", network, node1, clusterLabels())
 	c.AddVIP(vip1)
 	l.RouteFromMac()
 	l.Serve(l.Mac, l.MacAddr()+":"+macPort)
-	return c
+	w := work{c, c.NS()}
+	if _, err := l.WaitGet(w.ns, "127.0.0.1:8080", 5*time.Second); err != nil {
+		t.Fatalf("the container does not serve: %v", err)
+	}
+	return w
 }
 
 // probes are the connections that must always work, with the peer to be seen.
-func probes(l *lab.Lab, c *lab.Container) map[string]func() error {
+func probes(l *lab.Lab, c work) map[string]func() error {
 	get := func(n *lab.NS, target, want string) func() error {
 		return func() error {
 			peer, err := l.Get(n, target, time.Second)
@@ -252,7 +264,7 @@ func probes(l *lab.Lab, c *lab.Container) map[string]func() error {
 }
 
 // expect runs probes and says which of them failed.
-func expect(t *testing.T, when string, l *lab.Lab, c *lab.Container, failing ...string) {
+func expect(t *testing.T, when string, l *lab.Lab, c work, failing ...string) {
 	t.Helper()
 	for name, probe := range probes(l, c) {
 		err := probe()
