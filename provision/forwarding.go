@@ -13,8 +13,9 @@ import (
 const (
 	ipForward = "/proc/sys/net/ipv4/ip_forward"
 	// previousForward, in the state directory, holds the value that
-	// ip_forward had before klimax first raised it.
-	previousForward = "ip-forward.previous"
+	// ip_forward had before klimax first raised it. The agent knows the file by
+	// the same name (guest/state), because it raises the value too.
+	previousForward = "ip_forward.before"
 )
 
 const sysctlText = `# Written by klimax: the containers' network is routed to other hosts.

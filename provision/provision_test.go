@@ -461,7 +461,7 @@ func TestForwarding(t *testing.T) {
 				t.Errorf("raise %d: %v, %v", i, got, err)
 			}
 		}
-		if got := w.read("/var/lib/klimax/ip-forward.previous"); got != "0\n" {
+		if got := w.read("/var/lib/klimax/ip_forward.before"); got != "0\n" {
 			t.Errorf("kept %q", got)
 		}
 		// Somebody turns it off: raised again, and the first value stays the one to restore.

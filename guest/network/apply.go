@@ -67,9 +67,9 @@ func (b *batch) fail(err error) { b.err = errors.Join(b.err, err) }
 
 // rebuild deletes the table, if any, and makes it with all it holds.
 func (b *batch) rebuild(c Change) {
-	b.conn.AddTable(ownTable) // so that deleting it cannot fail
-	b.conn.DelTable(ownTable)
-	b.conn.AddTable(ownTable)
+	b.conn.AddTable(ownTable()) // so that deleting it cannot fail
+	b.conn.DelTable(ownTable())
+	b.conn.AddTable(ownTable())
 	sets := ownSets()
 	for _, name := range slices.Sorted(maps.Keys(sets)) {
 		s := sets[name]
@@ -82,7 +82,7 @@ func (b *batch) rebuild(c Change) {
 		spec := chains[name]
 		_, short := name.split()
 		accept := nftables.ChainPolicyAccept
-		b.conn.AddChain(&nftables.Chain{Table: ownTable, Name: short, Type: spec.kind,
+		b.conn.AddChain(&nftables.Chain{Table: ownTable(), Name: short, Type: spec.kind,
 			Hooknum: spec.hook, Priority: &spec.priority, Policy: &accept})
 		b.addOwn(name, c.want.Rules[name])
 	}
@@ -91,7 +91,7 @@ func (b *batch) rebuild(c Change) {
 func (b *batch) addOwn(name Chain, rules []Rule) {
 	_, short := name.split()
 	for _, r := range rules {
-		b.conn.AddRule(&nftables.Rule{Table: ownTable, Chain: &nftables.Chain{Table: ownTable, Name: short},
+		b.conn.AddRule(&nftables.Rule{Table: ownTable(), Chain: &nftables.Chain{Table: ownTable(), Name: short},
 			Exprs: encode(r), UserData: encodeComment(r.ID)})
 	}
 }
@@ -100,7 +100,7 @@ func (b *batch) addOwn(name Chain, rules []Rule) {
 // grace period, up to 60 ms for a nat chain.
 func (b *batch) replaceOwn(name Chain, rules []Rule) {
 	_, short := name.split()
-	b.conn.FlushChain(&nftables.Chain{Table: ownTable, Name: short})
+	b.conn.FlushChain(&nftables.Chain{Table: ownTable(), Name: short})
 	b.addOwn(name, rules)
 }
 
@@ -156,7 +156,7 @@ func Remove(ctx context.Context) (bool, error) {
 		b := batch{conn: conn}
 		changed := have.Leftover
 		if have.Leftover {
-			conn.DelTable(ownTable)
+			conn.DelTable(ownTable())
 		}
 		for _, ch := range c.Chains {
 			if !ch.Own() {

@@ -49,7 +49,9 @@ func (s State) Count(r Rule) (present int, packets uint64) {
 	return min(present, 1), packets
 }
 
-var ownTable = &nftables.Table{Name: TableName, Family: nftables.TableFamilyIPv4}
+func ownTable() *nftables.Table {
+	return &nftables.Table{Name: TableName, Family: nftables.TableFamilyIPv4}
+}
 
 // baseChain is how an own base chain must look.
 type baseChain struct {
@@ -67,12 +69,12 @@ func ownChains() map[Chain]baseChain {
 
 func ownSets() map[string]*nftables.Set {
 	addr := func(name string, interval bool) *nftables.Set {
-		return &nftables.Set{Table: ownTable, Name: name, KeyType: nftables.TypeIPAddr, Interval: interval}
+		return &nftables.Set{Table: ownTable(), Name: name, KeyType: nftables.TypeIPAddr, Interval: interval}
 	}
 	return map[string]*nftables.Set{
 		setAllow: addr(setAllow, true), setRanges: addr(setRanges, true),
 		setNodes: addr(setNodes, true), setMirrors: addr(setMirrors, true),
-		setAPIPorts: {Table: ownTable, Name: setAPIPorts, KeyType: nftables.TypeInetService, Interval: true},
+		setAPIPorts: {Table: ownTable(), Name: setAPIPorts, KeyType: nftables.TypeInetService, Interval: true},
 	}
 }
 
@@ -153,7 +155,7 @@ func (r *reader) readOwn(chains []*nftables.Chain) error {
 			return err
 		}
 	}
-	sets, err := r.conn.GetSets(ownTable)
+	sets, err := r.conn.GetSets(ownTable())
 	if err != nil {
 		return err
 	}

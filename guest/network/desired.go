@@ -1,6 +1,7 @@
 package network
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -192,4 +193,16 @@ func wantForwardHead(f facts.Facts) bool {
 // and is done only where nothing else opens the way.
 func headOnly(ch Chain, f facts.Facts) bool {
 	return ch != DockerUser || AccessFor(f.Engine) == AccessFirstRules
+}
+
+// Keep adds to a wanted ruleset what the kernel has for clusters and mirrors.
+// It is for an engine that was never asked: its containers may be alive and in
+// use (live-restore), and what they need must not go before it can be asked.
+func Keep(want Ruleset, have State) Ruleset {
+	sets := maps.Clone(want.Sets)
+	for _, name := range []string{setRanges, setMirrors, setAPIPorts} {
+		sets[name] = merge(slices.Concat(want.Sets[name], have.Sets[name]))
+	}
+	want.Sets = sets
+	return want
 }

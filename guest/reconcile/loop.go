@@ -240,7 +240,7 @@ func (l *Loop) converge(ctx context.Context, cfg config.Config, plan netplan.Pla
 		if f, have, err = l.read(ctx, cfg, plan, engine); err != nil {
 			return f, want, have, changed, err
 		}
-		want = network.Desired(cfg, plan, f)
+		want = desired(cfg, plan, f, have)
 		d := network.Diff(want, have, f)
 		if d.Empty() {
 			return f, want, have, changed, nil
@@ -261,6 +261,14 @@ func (l *Loop) converge(ctx context.Context, cfg config.Config, plan netplan.Pla
 		}
 	}
 	return f, want, have, changed, err
+}
+
+func desired(cfg config.Config, plan netplan.Plan, f facts.Facts, have network.State) network.Ruleset {
+	want := network.Desired(cfg, plan, f)
+	if !f.Engine.Known {
+		want = network.Keep(want, have)
+	}
+	return want
 }
 
 func (l *Loop) read(ctx context.Context, cfg config.Config, plan netplan.Plan, engine facts.Engine) (facts.Facts, network.State, error) {

@@ -29,7 +29,7 @@ func Look(ctx context.Context, k Kernel, cfg config.Config, engine facts.Engine)
 	if v.Facts, v.Have, err = l.read(ctx, cfg, v.Plan, engine); err != nil {
 		return v, err
 	}
-	v.Want = network.Desired(cfg, v.Plan, v.Facts)
+	v.Want = desired(cfg, v.Plan, v.Facts, v.Have)
 	v.Change = network.Diff(v.Want, v.Have, v.Facts)
 	return v, nil
 }

@@ -57,7 +57,10 @@ func TestCleanup(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			c.Stderr = nil
+			goOn, err := c.StdinPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
 			if err := c.Start(); err != nil {
 				t.Fatal(err)
 			}
@@ -85,6 +88,7 @@ func TestCleanup(t *testing.T) {
 					if end == "kill" {
 						c.Process.Kill()
 					}
+					fmt.Fprintln(goOn)
 				}
 			}
 			if err := c.Wait(); (err == nil) != (end == "return") {
@@ -131,6 +135,7 @@ func TestCleanupChild(t *testing.T) {
 		t.Fatal(err)
 	}
 	fmt.Printf("LAB %s %s\n", l.Name, l.Dir)
+	bufio.NewReader(os.Stdin).ReadString('\n') // until the parent has looked
 	switch end {
 	case "fail":
 		t.Fatal("as wanted")

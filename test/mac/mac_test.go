@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"klimax/test/machine"
 )
@@ -97,4 +98,37 @@ func TestNetwork(t *testing.T) {
 	if out, err := m.Run(t.Context(), "setpriv", "--reuid=65534", "--clear-groups", "/root/mac", "net", "up"); err == nil || !strings.Contains(out, "sudo") && !strings.Contains(out, "ermission denied") {
 		t.Errorf("without root: %v\n%s", err, out)
 	}
+}
+
+// TestUpAndDown is `make up` and `make down` on a bare machine without an init.
+func TestUpAndDown(t *testing.T) {
+	m := machine.Boot(t, machine.Options{NoSystemd: true, NoUplink: true})
+	build(t, m, "klimax/test/mac", "klimax/cmd/klimax", "klimax/cmd/klimax-guest")
+	for round, limit := range []time.Duration{3 * time.Minute, 20 * time.Second} {
+		start := time.Now()
+		out := m.MustRun(t, "/root/mac", "--bin", "/root", "up")
+		t.Logf("round %d in %v:\n%s", round+1, time.Since(start), out)
+		if took := time.Since(start); took > limit {
+			t.Errorf("round %d took %v", round+1, took)
+		}
+		for _, address := range []string{"172.30.99.2", "172.30.99.200"} {
+			if !strings.Contains(out, "http://"+address+"/") {
+				t.Errorf("round %d does not print %s", round+1, address)
+			}
+			if out := m.MustRun(t, "/root/mac", "curl", "http://"+address+"/"); !strings.Contains(out, "192.168.64.1") {
+				t.Errorf("%s answers the Mac: %s", address, out)
+			}
+		}
+	}
+	t.Log(m.MustRun(t, "/root/mac", "--bin", "/root", "down"))
+	left := m.MustRun(t, "sh", "-c", "for p in /proc/[0-9]*; do tr '\\0' ' ' <$p/cmdline; echo; done; ls /run/netns")
+	for _, name := range []string{"dockerd", "containerd", "klimax"} {
+		if strings.Contains(left, name) {
+			t.Errorf("%s is left:\n%s", name, left)
+		}
+	}
+	// Nothing runs: taking it down once more is no error.
+	m.MustRun(t, "/root/mac", "--bin", "/root", "down")
+	// And it comes up again.
+	m.MustRun(t, "/root/mac", "--bin", "/root", "up")
 }

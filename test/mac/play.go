@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -12,8 +13,11 @@ import (
 	"strings"
 	"time"
 
+	"klimax/shared/api"
+	"klimax/shared/client"
 	"klimax/shared/config"
 	"klimax/shared/netplan"
+	"klimax/shared/version"
 )
 
 const (
@@ -27,6 +31,9 @@ func playUp(ctx context.Context, m mac, bin string, out io.Writer) error {
 		return err
 	}
 	if err := program(ctx, out, filepath.Join(bin, "klimax-guest"), "install"); err != nil {
+		return err
+	}
+	if err := settled(ctx, 15*time.Second); err != nil {
 		return err
 	}
 	if err := program(ctx, out, filepath.Join(bin, "klimax-guest"), "demo", "start"); err != nil {
@@ -63,12 +70,49 @@ func playDown(ctx context.Context, m mac, bin string, out io.Writer) error {
 		}
 	}
 	guest := filepath.Join(bin, "klimax-guest")
-	if _, err := os.Stat(configFile); err == nil {
+	if engineListens() {
 		problems = append(problems, program(ctx, out, guest, "demo", "stop"))
 	}
 	problems = append(problems, program(ctx, out, guest, "stop"))
 	_, err := m.down()
 	return errors.Join(append(problems, err)...)
+}
+
+// settled waits until the agent has made the Docker network and says that all is well.
+func settled(ctx context.Context, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	c := client.Unix(socket, version.Version)
+	defer c.Close()
+	for {
+		s, err := c.Status(ctx)
+		if err == nil && s.Healthy() {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			for _, c := range s.Conditions {
+				if c.Status != api.True {
+					err = errors.Join(err, fmt.Errorf("%s: %s", c.Type, c.Message))
+				}
+			}
+			return fmt.Errorf("the agent is not well after %v: %w", limit, errors.Join(err, ctx.Err()))
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// engineListens reports whether somebody listens on Docker's socket.
+func engineListens() bool {
+	path, ok := strings.CutPrefix(os.Getenv("DOCKER_HOST"), "unix://")
+	if !ok {
+		path = "/var/run/docker.sock"
+	}
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		return false
+	}
+	return c.Close() == nil
 }
 
 // klimax runs the host's program on the Mac.

@@ -296,4 +296,3 @@ func mustContain(t *testing.T, text string, parts ...string) {
 }
 
 func ruleset(l *lab.Lab) string { return l.VM.MustRun("nft", "list", "ruleset") }
-
