@@ -242,7 +242,7 @@ func (r *runner) withoutStarting(f func() error) (err error) {
 		if errors.Is(e, fs.ErrNotExist) {
 			_, e = r.remove(path)
 		}
-		_ = e
+		err = errors.Join(err, e)
 	}()
 	if err := r.writeFile(path, []byte("#!/bin/sh\n"+policyMark+"exit 101\n"), 0o755); err != nil {
 		return err

@@ -65,7 +65,7 @@ func TestInstallTwiceAndUninstall(t *testing.T) {
 					t.Errorf("sysctl file when Docker is installed: %q", got)
 				}
 				policy := w.read("/usr/sbin/policy-rc.d")
-				if kind.systemd != (policy == "") {
+				if kind.systemd && policy != "" || !kind.systemd && !strings.HasSuffix(policy, "\nexit 101\n") {
 					t.Errorf("policy-rc.d when Docker is installed: %q", policy)
 				}
 				dropIn := w.read("/etc/systemd/system/docker.service.d/klimax.conf")
@@ -534,6 +534,20 @@ func TestHealth(t *testing.T) {
 	_, err := Install(t.Context(), o)
 	if err == nil || !strings.Contains(err.Error(), "connection refused") || !strings.Contains(err.Error(), "journalctl -u klimax-guest") {
 		t.Errorf("error = %v", err)
+	}
+}
+
+// A step whose Apply says that all is well is believed only when Check finds so.
+func TestNoLastingEffect(t *testing.T) {
+	w := newWorld(t, true)
+	o := w.options()
+	o.ApplyRules = func(context.Context) error { return nil }
+	_, err := Install(t.Context(), o)
+	if err == nil || !strings.Contains(err.Error(), "no lasting effect") {
+		t.Errorf("error = %v", err)
+	}
+	if w.read("/usr/sbin/dockerd") != "" {
+		t.Error("Docker was installed without the rules")
 	}
 }
 

@@ -46,6 +46,11 @@ type roots struct {
 // prepare returns the cached roots and makes what is missing: a minute or two
 // the first time, milliseconds afterwards.
 func prepare(ctx context.Context, logf func(string, ...any)) (roots, error) {
+	for program, pkg := range map[string]string{"debootstrap": "debootstrap", "systemd-nspawn": "systemd-container", "apt-config": "apt", "ip": "iproute2"} {
+		if _, err := exec.LookPath(program); err != nil {
+			return roots{}, fmt.Errorf("%w: apt-get install %s", err, pkg)
+		}
+	}
 	suite, err := codename("/")
 	if err != nil {
 		return roots{}, err
