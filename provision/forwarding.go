@@ -13,8 +13,7 @@ import (
 const (
 	ipForward = "/proc/sys/net/ipv4/ip_forward"
 	// previousForward, in the state directory, holds the value that
-	// ip_forward had before klimax first raised it. The agent knows the file by
-	// the same name (guest/state), because it raises the value too.
+	// ip_forward had before klimax first raised it.
 	previousForward = "ip_forward.before"
 )
 
@@ -48,6 +47,13 @@ func RaiseForwarding(root, stateDir string) (changed bool, err error) {
 		return false, fmt.Errorf("turning on forwarding: %w", err)
 	}
 	return true, nil
+}
+
+// ForwardingRaised reports whether RaiseForwarding kept a value that
+// RestoreForwarding would put back.
+func ForwardingRaised(root, stateDir string) bool {
+	_, err := os.Stat(filepath.Join(root, stateDir, previousForward))
+	return err == nil
 }
 
 // RestoreForwarding puts back the value that RaiseForwarding kept, and forgets

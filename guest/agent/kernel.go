@@ -8,6 +8,7 @@ import (
 	"klimax/guest/facts"
 	"klimax/guest/network"
 	"klimax/guest/state"
+	"klimax/provision"
 )
 
 // lockWait bounds the wait for a `network apply` that runs at the same time;
@@ -42,7 +43,13 @@ func (k kernel) Apply(ctx context.Context, c network.Change) error {
 	return network.Apply(ctx, c)
 }
 
+// EnableForwarding keeps the value that was there in the state directory. When
+// that cannot be written, forwarding is switched on all the same.
 func (k kernel) EnableForwarding(context.Context) error {
-	k.stateFailed(k.dir.SaveForwarding())
+	_, err := provision.RaiseForwarding("", string(k.dir))
+	k.stateFailed(err)
+	if err == nil {
+		return nil
+	}
 	return network.EnableForwarding()
 }

@@ -10,6 +10,7 @@ import (
 	"klimax/guest/network"
 	"klimax/guest/reconcile"
 	"klimax/guest/state"
+	"klimax/provision"
 	"klimax/shared/config"
 	"klimax/shared/netplan"
 )
@@ -92,18 +93,12 @@ func (o OneShot) Remove(ctx context.Context) (Removed, error) {
 	if out.Rules, err = network.Remove(ctx); err != nil {
 		return out, err
 	}
-	if !dir.ForwardingWasOff() {
-		return out, nil
-	}
 	if e.Running {
-		out.ForwardingKept = true
+		out.ForwardingKept = provision.ForwardingRaised("", o.StateDir)
 		return out, nil
 	}
-	if err := network.DisableForwarding(); err != nil {
-		return out, err
-	}
-	out.Forwarding = true
-	return out, dir.ForgetForwarding()
+	out.Forwarding, err = provision.RestoreForwarding("", o.StateDir)
+	return out, err
 }
 
 // Demo returns a client and the plan for the demo commands.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/filters"
@@ -124,10 +125,27 @@ func (c *Client) EnsureNetwork(ctx context.Context, cfg config.Config, p netplan
 		Options: opts,
 		Labels:  map[string]string{LabelRole: RoleNetwork},
 	})
+	if err != nil && c.appeared(ctx, name) {
+		return false, nil
+	}
 	if err != nil {
 		return false, fmt.Errorf("create Docker network %s (%v): %w%s", name, p.Bridge, err, c.overlapHint(ctx, p.Bridge))
 	}
 	return true, nil
+}
+
+// raceWait is how long a network that another process is making may take.
+const raceWait = 2 * time.Second
+
+// appeared reports whether the network is there after all: the agent and a
+// command may make it at the same time.
+func (c *Client) appeared(ctx context.Context, name string) bool {
+	for end := time.Now().Add(raceWait); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(50 * time.Millisecond) {
+		if _, err := c.api.NetworkInspect(ctx, name, network.InspectOptions{}); err == nil {
+			return true
+		}
+	}
+	return false
 }
 
 func supportsUnprotected(version string) bool {

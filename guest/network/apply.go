@@ -187,11 +187,3 @@ func EnableForwarding() error {
 	}
 	return nil
 }
-
-// DisableForwarding switches ip_forward off, for Remove where klimax had switched it on.
-func DisableForwarding() error {
-	if err := os.WriteFile(ForwardSysctl, []byte("0\n"), 0); err != nil {
-		return fmt.Errorf("switch off net.ipv4.ip_forward: %w", err)
-	}
-	return nil
-}

@@ -19,7 +19,6 @@ import (
 const (
 	fileAgentLock   = "agent.lock"
 	fileNetworkLock = "network.lock"
-	fileForward     = "ip_forward.before"
 	fileSecrets     = "secrets.json"
 )
 
@@ -58,31 +57,6 @@ func WriteFile(path string, data []byte, mode os.FileMode) error {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	return nil
-}
-
-// SaveForwarding remembers that ip_forward was off before klimax raised it.
-// Only the first call counts, until ForgetForwarding.
-func (d Dir) SaveForwarding() error {
-	path := filepath.Join(string(d), fileForward)
-	if _, err := os.Stat(path); err == nil {
-		return nil
-	}
-	return WriteFile(path, []byte("0\n"), 0o600)
-}
-
-// ForwardingWasOff tells whether klimax raised ip_forward.
-func (d Dir) ForwardingWasOff() bool {
-	b, err := os.ReadFile(filepath.Join(string(d), fileForward))
-	return err == nil && strings.TrimSpace(string(b)) == "0"
-}
-
-// ForgetForwarding drops what SaveForwarding remembered.
-func (d Dir) ForgetForwarding() error {
-	err := os.Remove(filepath.Join(string(d), fileForward))
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	return err
 }
 
 // Lock is a lock that is held.

@@ -1,0 +1,81 @@
+package state
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestWriteFile(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "a", "f")
+	if err := WriteFile(path, []byte("one"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := WriteFile(path, []byte("two"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(path)
+	st, _ := os.Stat(path)
+	if err != nil || string(b) != "two" || st.Mode().Perm() != 0o600 {
+		t.Errorf("%s %v %v", b, st.Mode(), err)
+	}
+	if st, _ = os.Stat(filepath.Dir(path)); st.Mode().Perm() != 0o700 {
+		t.Errorf("directory %v", st.Mode())
+	}
+	if err := WriteFile("/dev/null/x", nil, 0o600); err == nil {
+		t.Error("written below a device")
+	}
+	// a failed replacement leaves the target and no temporary file
+	if err := os.Mkdir(filepath.Join(dir, "d"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := WriteFile(filepath.Join(dir, "d"), []byte("x"), 0o600); err == nil {
+		t.Error("a directory was replaced")
+	}
+	if list, _ := os.ReadDir(dir); len(list) != 2 {
+		t.Errorf("left behind: %v", list)
+	}
+}
+
+func TestLocks(t *testing.T) {
+	d := Dir(filepath.Join(t.TempDir(), "s"))
+	if d.AgentRunning() != 0 {
+		t.Error("no agent yet")
+	}
+	l, err := d.LockAgent()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d.AgentRunning() != os.Getpid() {
+		t.Errorf("held by %d", d.AgentRunning())
+	}
+	var held *HeldError
+	if _, err := d.LockAgent(); !errors.As(err, &held) || held.PID != os.Getpid() || !strings.Contains(err.Error(), "--state-dir") {
+		t.Errorf("second lock: %v", err)
+	}
+	l.Unlock()
+	if d.AgentRunning() != 0 {
+		t.Error("unlocked")
+	}
+	// the network lock waits
+	n, err := d.LockNetwork(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.LockNetwork(20 * time.Millisecond); !errors.As(err, &held) {
+		t.Errorf("not held: %v", err)
+	}
+	time.AfterFunc(20*time.Millisecond, n.Unlock)
+	if n, err = d.LockNetwork(2 * time.Second); err != nil {
+		t.Errorf("not given after the wait: %v", err)
+	} else {
+		n.Unlock()
+	}
+	if _, err := Dir("/dev/null/x").LockAgent(); err == nil {
+		t.Error("a lock below a device")
+	}
+}
