@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help build up down unit cross lint deps vuln lab test bench clean
+.PHONY: help build up down unit cross lint deps vuln labdeps lab test bench clean
 
 export CGO_ENABLED := 0
 
@@ -67,8 +67,14 @@ bin/tools/built: tools/lint/go.mod tools/lint/go.sum
 	go build -C tools/lint -o $(CURDIR)/bin/tools/ tool
 	@touch $@
 
-lab: ## as root: tests with namespaces and their own Docker, all set-ups
+labdeps: # what the lab needs from apt, and its own programs, into the cache
 	go run ./test/labdeps
+	@for need in debootstrap:debootstrap systemd-nspawn:systemd-container; do \
+		install="apt-get install -y -q --no-install-recommends $${need#*:}"; \
+		type -P "$${need%:*}" >/dev/null || $$install || { apt-get update -q; $$install; }; \
+	done
+
+lab: labdeps ## as root: tests with namespaces and their own Docker, all set-ups
 	go test -tags lab -count=1 -p 1 -timeout 40m -run '$(RUN)' $(PKG)
 
 test: ## everything that CI runs: as root on a clean clone
@@ -78,8 +84,7 @@ test: ## everything that CI runs: as root on a clean clone
 		echo "== $$part: $$((SECONDS - start)) s"; \
 	done
 
-bench: build ## as root: the tables of speed and memory
-	go run ./test/labdeps
+bench: build labdeps ## as root: the tables of speed and memory
 	go run ./test/bench
 
 clean: ## removes bin

@@ -55,7 +55,7 @@ func TestDocumentsNameEverything(t *testing.T) {
 		{"docs/files.md", "provision/provision.go", `^(Binary|Config|Socket|SysctlFile|DaemonJSON|PolicyRC)$`, 6, ""},
 		{"docs/files.md", "provision/record.go", `^record`, 5, ""},
 		{"docs/files.md", "provision/forwarding.go", `^previousForward$`, 1, ""},
-		{"docs/files.md", "guest/state/state.go", `^file`, 4, ""},
+		{"docs/files.md", "guest/state/state.go", `^file`, 3, ""},
 		{"docs/files.md", "systemd/systemd.go", `Unit$`, 3, "docker.service"},
 		{"docs/network.md", "shared/api/api.go", `^Rule[A-Z]`, 11, ""},
 		{"docs/network.md", "shared/api/api.go", `^Cond[A-Z]`, 11, ""},

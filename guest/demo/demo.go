@@ -13,10 +13,10 @@ import (
 	"net/netip"
 	"os"
 
+	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/image"
 	"github.com/docker/docker/api/types/network"
-	"github.com/docker/docker/client"
 
 	"klimax/guest/docker"
 	"klimax/shared/config"
@@ -69,7 +69,7 @@ func Start(ctx context.Context, d *docker.Client, cfg config.Config, p netplan.P
 		if err := remove(ctx, d); err != nil {
 			return at, false, err
 		}
-	case !client.IsErrNotFound(err):
+	case !errdefs.IsNotFound(err):
 		return at, false, fmt.Errorf("look for the demo's container: %w", err)
 	}
 	if _, err := d.EnsureNetwork(ctx, cfg, p); err != nil {
@@ -130,7 +130,7 @@ func Stop(ctx context.Context, d *docker.Client) (bool, error) {
 }
 
 func remove(ctx context.Context, d *docker.Client) error {
-	if err := d.API().ContainerRemove(ctx, containerName, container.RemoveOptions{Force: true}); err != nil && !client.IsErrNotFound(err) {
+	if err := d.API().ContainerRemove(ctx, containerName, container.RemoveOptions{Force: true}); err != nil && !errdefs.IsNotFound(err) {
 		return fmt.Errorf("remove the demo's container: %w", err)
 	}
 	return nil

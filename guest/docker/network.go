@@ -9,10 +9,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/filters"
 	"github.com/docker/docker/api/types/network"
-	"github.com/docker/docker/client"
 
 	"klimax/guest/facts"
 	"klimax/shared/config"
@@ -35,7 +35,7 @@ const gatewayModeSince = 28
 func (c *Client) network(ctx context.Context, cfg config.Config, p netplan.Plan) (facts.DockerNetwork, error) {
 	name := cfg.Network.DockerNetwork
 	n, err := c.api.NetworkInspect(ctx, name, network.InspectOptions{})
-	if client.IsErrNotFound(err) {
+	if errdefs.IsNotFound(err) {
 		return facts.DockerNetwork{Reason: "Missing", Problem: fmt.Sprintf("the Docker network %s does not exist", name)}, nil
 	}
 	if err != nil {
@@ -98,7 +98,7 @@ func (c *Client) EnsureNetwork(ctx context.Context, cfg config.Config, p netplan
 	defer cancel()
 	name := cfg.Network.DockerNetwork
 	_, err = c.api.NetworkInspect(ctx, name, network.InspectOptions{})
-	if !client.IsErrNotFound(err) {
+	if !errdefs.IsNotFound(err) {
 		return false, err
 	}
 	v, err := c.api.ServerVersion(ctx)

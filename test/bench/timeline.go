@@ -24,8 +24,8 @@ const groupNFTables = 7
 // commit is one nftables transaction that somebody made.
 type commit struct {
 	at   time.Time // when the notification was read here
-	pid  uint32
-	name string // the program
+	pid  uint32 // of the thread that made it
+	name string // and its name
 	what string // what it changed, for people
 }
 

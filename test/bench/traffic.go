@@ -30,7 +30,7 @@ type Traffic struct {
 	Flows       int      `json:"flows"`       // long-lived connections
 	BrokenFlows int      `json:"brokenFlows"` //
 	MaxGap      float64  `json:"maxGapMillis"`
-	MaxTook     float64  `json:"maxTookMillis"`  // the slowest answered connection
+	MaxTook     float64  `json:"maxTookMillis"`   // the slowest answered connection
 	FlowStall   float64  `json:"flowStallMillis"` // the slowest exchange on a long-lived connection
 	Ways        []Way    `json:"ways"`
 	Losses      []Loss   `json:"losses,omitempty"`
