@@ -82,7 +82,7 @@ func Allowed(c config.Config, u facts.Uplink) []netip.Prefix {
 func Ranges(p netplan.Plan, e facts.Engine) []netip.Prefix {
 	out := []netip.Prefix{p.Bridge}
 	for _, c := range e.Clusters {
-		if pc, err := p.Cluster(c.Number); err == nil {
+		if pc, err := p.Cluster(c.Number); err == nil && !c.Demo {
 			out = append(out, pc.Routed)
 		}
 	}

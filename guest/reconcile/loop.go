@@ -74,6 +74,7 @@ type Loop struct {
 
 	// Owned by the kernel goroutine.
 	applied     bool // rules were right at least once
+	steady      bool // the last converge wanted the same in all its rounds
 	dockerOddAt time.Time
 	lookedAt    time.Time
 	spacing     time.Duration
@@ -180,7 +181,8 @@ func (l *Loop) look(ctx context.Context, reason string, since time.Time) time.Du
 	}
 	engine, restarts := l.dockerState.get()
 	f, want, have, changed, err := l.converge(ctx, cfg, plan, engine)
-	repair := l.remember(plan, f, want) && l.applied
+	// Damage is what had to be changed while the same was wanted throughout.
+	repair := l.remember(plan, f, want) && l.steady && l.applied
 	if ctx.Err() != nil {
 		return 0
 	}
@@ -236,11 +238,17 @@ func (l *Loop) look(ctx context.Context, reason string, since time.Time) time.Du
 // wanted. changed says in words what was different at first.
 func (l *Loop) converge(ctx context.Context, cfg config.Config, plan netplan.Plan, engine facts.Engine) (
 	f facts.Facts, want network.Ruleset, have network.State, changed string, err error) {
+	l.steady = true
+	var first network.Ruleset
 	for attempt := range 8 {
 		if f, have, err = l.read(ctx, cfg, plan, engine); err != nil {
 			return f, want, have, changed, err
 		}
 		want = desired(cfg, plan, f, have)
+		if attempt == 0 {
+			first = want
+		}
+		l.steady = l.steady && want.String() == first.String()
 		d := network.Diff(want, have, f)
 		if d.Empty() {
 			return f, want, have, changed, nil
