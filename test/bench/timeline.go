@@ -24,9 +24,9 @@ const groupNFTables = 7
 // commit is one nftables transaction that somebody made.
 type commit struct {
 	at   time.Time // when the notification was read here
-	pid  uint32 // of the thread that made it
-	name string // and its name
-	what string // what it changed, for people
+	pid  uint32    // of the thread that made it
+	name string    // and its name
+	what string    // what it changed, for people
 }
 
 // watchCommits calls f, on a goroutine of its own, for every nftables commit

@@ -41,6 +41,14 @@ func TestForeignNetwork(t *testing.T) {
 			if r := rule(g.status(), api.RuleRawAccept); r.Packets == 0 {
 				t.Errorf("the raw accept has not matched: %+v", r)
 			}
+			g.stop()
+			l.VM.MustRun("iptables", "-t", "raw", "-D", "PREROUTING", "1")
+			if out := l.VM.MustRun("iptables", "-S", "DOCKER-USER"); !strings.Contains(out, "klimax:forward-accept") {
+				t.Errorf("the accept in DOCKER-USER is gone too: %s", out)
+			}
+			expect(t, "with the accept in DOCKER-USER alone", l, c, "mac to container", "container to mac")
+			g.up()
+			expect(t, "with both again", l, c)
 		}
 		for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 			tr := startTraffic(t, l, c)
