@@ -77,10 +77,10 @@ func Run(ctx context.Context, o Options) error {
 	defer cancel()
 	var parts sync.WaitGroup
 	start := func(f func(context.Context)) { parts.Go(func() { f(ctx) }) }
-	start(a.loop.Run)
 	start(func(ctx context.Context) { watch.NFTables(ctx, o.Log, a.loop.Kick) })
 	start(func(ctx context.Context) { watch.Links(ctx, o.Log, a.loop.Kick) })
 	if watch.SystemdBooted() && isDefaultHost(o.DockerHost) {
+		engine.SetPermit(func(ctx context.Context) bool { return watch.UnitMayBeAsked(ctx, dockerUnit) })
 		start(func(ctx context.Context) {
 			watch.Unit(ctx, o.Log, dockerUnit, func(state string) {
 				engine.UnitState(state)
@@ -88,6 +88,7 @@ func Run(ctx context.Context, o Options) error {
 			})
 		})
 	}
+	start(a.loop.Run)
 	start(a.reloads)
 	start(a.tellSystemd)
 	o.Log.Info("klimax-guest runs", "version", version.Get().String(), "socket", o.Socket, "config", o.Config)

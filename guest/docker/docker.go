@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -73,7 +74,17 @@ func Open(host string) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("docker client for %s: %w", host, err)
 	}
-	return &Client{api: api, host: host, gate: gate{wake: make(chan struct{}, 1)}}, nil
+	c := &Client{api: api, host: host, gate: gate{wake: make(chan struct{}, 1)}}
+	// Each connection passes the gate: the engine may begin to stop between
+	// two calls of one look at it.
+	dial := transport.DialContext
+	transport.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if c.gate.isClosed() {
+			return nil, errStopped
+		}
+		return dial(ctx, network, addr)
+	}
+	return c, nil
 }
 
 // Close releases idle connections.
@@ -84,6 +95,9 @@ func (c *Client) Socket() string { return strings.TrimPrefix(c.host, "unix://") 
 
 // API is the engine's client library, for packages that make containers.
 func (c *Client) API() *client.Client { return c.api }
+
+// errStopped stands for an engine whose unit is stopped.
+var errStopped = errors.New("docker.service is stopped: systemctl start docker")
 
 // OddKindError says that this Docker cannot be used and why.
 type OddKindError struct {
@@ -99,8 +113,8 @@ func (c *Client) Read(ctx context.Context, cfg config.Config, p netplan.Plan) fa
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	e := facts.Engine{}
-	if c.gate.isClosed() {
-		e.Reason, e.Problem = "Stopped", "docker.service is stopped: systemctl start docker"
+	if !c.gate.allows(ctx) {
+		e.Reason, e.Problem = c.explain(errStopped)
 		return e
 	}
 	info, err := c.info(ctx)
@@ -175,6 +189,8 @@ func (c *Client) explain(err error) (reason, message string) {
 	var odd *OddKindError
 	sock := c.Socket()
 	switch {
+	case errors.Is(err, errStopped):
+		return "Stopped", errStopped.Error()
 	case errors.As(err, &odd):
 		return odd.Kind, odd.Detail
 	case errors.Is(err, context.DeadlineExceeded):

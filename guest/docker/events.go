@@ -37,8 +37,26 @@ const (
 type gate struct {
 	mu     sync.Mutex
 	closed bool
-	stream context.CancelFunc // of the open stream
+	stream context.CancelFunc // of the open stream, nil while there is none
+	permit func(context.Context) bool
 	wake   chan struct{}
+}
+
+// SetPermit gives the client a function that it asks before it makes a
+// connection while it has no stream of events: news of a stopping unit may
+// come later than the end of the stream.
+func (c *Client) SetPermit(permit func(context.Context) bool) {
+	c.gate.mu.Lock()
+	defer c.gate.mu.Unlock()
+	c.gate.permit = permit
+}
+
+// allows reports whether the engine may be asked something now.
+func (g *gate) allows(ctx context.Context) bool {
+	g.mu.Lock()
+	closed, streaming, permit := g.closed, g.stream != nil, g.permit
+	g.mu.Unlock()
+	return !closed && (streaming || permit == nil || permit(ctx))
 }
 
 // UnitState tells the client the state of the engine's systemd unit.
@@ -70,8 +88,17 @@ func (g *gate) isClosed() bool {
 func (g *gate) open(cancel context.CancelFunc) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if g.closed {
+		return false
+	}
 	g.stream = cancel
-	return !g.closed
+	return true
+}
+
+func (g *gate) end() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.stream = nil
 }
 
 // Follow reports the engine's events until the context ends. After a break of
@@ -82,7 +109,7 @@ func (c *Client) Follow(ctx context.Context, notify func(Signal)) {
 	defer stop()
 	delay := firstRetry
 	for ctx.Err() == nil {
-		if !c.gate.isClosed() && c.follow(ctx, notify) {
+		if c.gate.allows(ctx) && c.follow(ctx, notify) {
 			delay = firstRetry
 		}
 		timer := time.NewTimer(delay)
@@ -145,6 +172,7 @@ func (c *Client) follow(ctx context.Context, notify func(Signal)) (connected boo
 	if !c.gate.open(cancel) {
 		return false
 	}
+	defer c.gate.end()
 	// The stream's own call succeeds only once the engine answers; a ping says
 	// so first, with a limit, and negotiates the API version anew: another
 	// engine may answer now.

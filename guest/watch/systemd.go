@@ -19,6 +19,26 @@ func SystemdBooted() bool {
 	return err == nil && st.IsDir()
 }
 
+// UnitMayBeAsked reports whether a connection to a socket that systemd may hold
+// for a unit starts nothing: the unit is starting or running, or is none of
+// systemd's. When systemd does not answer it is assumed so.
+func UnitMayBeAsked(ctx context.Context, unit string) bool {
+	conn, err := dbus.NewSystemConnectionContext(ctx)
+	if err != nil {
+		return true
+	}
+	defer conn.Close()
+	props, err := conn.GetUnitPropertiesContext(ctx, unit)
+	if err != nil || props["LoadState"] != "loaded" {
+		return true
+	}
+	switch props["ActiveState"] {
+	case "active", "activating", "reloading":
+		return true
+	}
+	return false
+}
+
 // Unit reports the ActiveState of a systemd unit, at first and at every change,
 // until the context ends. A unit that does not exist is not reported.
 func Unit(ctx context.Context, log *slog.Logger, unit string, state func(string)) {
@@ -51,8 +71,17 @@ func followUnit(ctx context.Context, unit string, state func(string)) error {
 	if err != nil {
 		return err
 	}
+	// systemd repeats the state with every other property that changes, also
+	// in the moment in which the unit begins to stop.
+	last := ""
+	tell := func(s string) {
+		if s != last {
+			last = s
+			state(s)
+		}
+	}
 	if s, ok := props["ActiveState"].(string); ok && props["LoadState"] == "loaded" {
-		state(s)
+		tell(s)
 	}
 	alive := time.NewTicker(systemdRetry)
 	defer alive.Stop()
@@ -63,7 +92,7 @@ func followUnit(ctx context.Context, unit string, state func(string)) error {
 		case u := <-updates:
 			if v, ok := u.Changed["ActiveState"]; ok && u.UnitName == unit {
 				if s, ok := v.Value().(string); ok {
-					state(s)
+					tell(s)
 				}
 			}
 		case err := <-errs:

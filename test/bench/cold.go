@@ -118,6 +118,10 @@ func (b *bench) coldSeries(ctx context.Context, setup lab.Setup, sig syscall.Sig
 		c.Callers = mac.Peers()
 		c.Starts = b.cold + 1
 		c.First, c.Masked = firstCallers(mac.Seen(), windows, callerAddr)
+		if len(c.Outside) > 0 {
+			line.logs("klimax-guest", w.g.Log)
+			line.logs("dockerd", l.Docker().Log)
+		}
 		c.Timeline = line.around(c.Outside)
 		if c.Down.Lost == 0 {
 			t.Fatal("the container was never down: live-restore is on, or the control looks elsewhere")

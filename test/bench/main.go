@@ -151,7 +151,7 @@ func setUp(args []string, out, progress io.Writer) (*bench, []section, error) {
 	f.IntVar(&o.cold, "cold", 5, "restarts without live-restore per engine and signal")
 	f.IntVar(&o.usual, "usual", 10, "restarts of the usual design per engine and FORWARD policy")
 	f.IntVar(&o.rounds, "rounds", 200, "repairs per kind of damage")
-	f.IntVar(&o.pairs, "pairs", 9, "rounds of throughput, each path once per round")
+	f.IntVar(&o.pairs, "pairs", 21, "rounds of throughput, each path once per round")
 	f.DurationVar(&o.idle, "idle", time.Minute, "how long the idle agent is watched")
 	if err := f.Parse(args); err != nil {
 		return nil, nil, err

@@ -91,7 +91,7 @@ func (b *bench) plans() []plan {
 // Times on a quiet machine.
 const (
 	labCost     = 5 * time.Second
-	restartCost = 2500 * time.Millisecond
+	restartCost = 1500 * time.Millisecond
 )
 
 func (b *bench) restartCost() time.Duration {
@@ -180,6 +180,10 @@ func (b *bench) series(ctx context.Context, p plan) (s Series, err error) {
 			}
 		}
 		s.Traffic = r.stop()
+		if w.g != nil && !s.clean() {
+			line.logs("klimax-guest", w.g.Log)
+			line.logs("dockerd", l.Docker().Log)
+		}
 		s.Timeline = line.around(s.Losses)
 		if w.g == nil {
 			return

@@ -11,7 +11,7 @@ import (
 )
 
 // burst is how long one measurement of throughput takes.
-const burst = 2 * time.Second
+const burst = time.Second
 
 // Ports on which docker-proxy publishes the container's.
 const (
@@ -58,7 +58,7 @@ func (b *bench) threeWays(ctx context.Context, setup lab.Setup) (x Throughput, e
 			fmt.Sprint(proxiedPort): fmt.Sprint(lab.Port), fmt.Sprint(proxiedSink): fmt.Sprint(lab.SinkPort)}})
 		w.works()
 		throughProxy(t, l)
-		p := lab.New(t, lab.Options{Setup: setup, NoDocker: true})
+		p := lab.New(t, lab.Options{Setup: setup})
 		plainPath(t, p)
 
 		paths := []struct {
@@ -114,39 +114,13 @@ func throughProxy(t *bed, l *lab.Lab) {
 	}
 }
 
-// plainPath builds in a lab without Docker what Docker and the agent make: a
-// bridge, a namespace on it that answers at the VIP, the Mac's route. No
-// packet rule is on this path, and none in the whole namespace.
+// plainPath is the same path, container included, in a lab of the same engine
+// with no packet rule left: those of Docker are flushed, and there is no agent.
 func plainPath(t *bed, l *lab.Lab) {
-	node, err := l.AddNS("node")
-	if err == nil {
-		err = lab.Connect(l.VM, "veth0", node, "eth0")
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, args := range [][]string{
-		{"link", "add", "br-kind", "type", "bridge"},
-		{"link", "set", "veth0", "master", "br-kind"},
-		{"address", "add", bridgeAddr + "/16", "dev", "br-kind"},
-		{"link", "set", "br-kind", "up"},
-	} {
-		l.VM.MustRun("ip", args...)
-	}
-	for _, args := range [][]string{
-		{"address", "add", nodeAddr + "/16", "dev", "eth0"},
-		{"address", "add", vipAddr + "/32", "dev", "eth0"},
-		{"route", "add", "default", "via", bridgeAddr},
-	} {
-		node.MustRun("ip", args...)
-	}
-	l.RouteFromMac()
-	// The same program as in the container, and like there a process of its own.
-	c := node.Command(t.Context(), l.Prober(), "serve", "--sink", fmt.Sprintf(":%d", lab.SinkPort), fmt.Sprintf(":%d", lab.Port))
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = c.Wait() }) // the end of the context has killed it
+	w := &world{t: t, l: l}
+	l.CreateNetwork(dockerNetwork, bridgeCIDR, nil)
+	w.workload(lab.Spec{})
+	l.VM.MustRun("nft", "flush", "ruleset")
 	if peer, err := l.WaitGet(l.Mac, port(vipAddr, lab.Port), 5*time.Second); err != nil || peer != l.MacAddr() {
 		t.Fatalf("the path without a firewall: seen from %q, want the mac: %v", peer, err)
 	}

@@ -187,6 +187,26 @@ func (t *timeline) commit(c commit) {
 	t.add(c.at, "nftables commit by %s (PID %d): %s", c.name, c.pid, c.what)
 }
 
+// logs adds the lines of a log that begin with a time, as slog's text handler
+// and dockerd write them.
+func (t *timeline) logs(who, path string) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.add(time.Now(), "%s's log: %v", who, err)
+		return
+	}
+	for line := range strings.Lines(string(b)) {
+		rest, found := strings.CutPrefix(line, "time=")
+		stamp, text, cut := strings.Cut(rest, " ")
+		if !found || !cut {
+			continue
+		}
+		if at, err := time.Parse(time.RFC3339Nano, strings.Trim(stamp, `"`)); err == nil {
+			t.add(at, "%s: %s", who, strings.TrimSpace(text))
+		}
+	}
+}
+
 // around are the events near a loss, with the losses themselves, in order. A
 // connection in which nothing answers is lost at once at its SYN, or a packet
 // of it is at any time while it takes.
