@@ -32,7 +32,7 @@ func (p program) completionCommand() *cli.Command {
 		Name: "completion", Usage: "print a completion script for bash, zsh or fish", ArgsUsage: "SHELL",
 		Action: func(x *cli.Context) error {
 			script, ok := map[string]string{"bash": bashCompletion, "zsh": zshCompletion, "fish": fishCompletion}[x.Args().First()]
-			if !ok {
+			if !ok || x.NArg() > 1 {
 				return usageError{fmt.Errorf("completion: name one shell: bash, zsh or fish")}
 			}
 			_, err := fmt.Fprint(p.out, script)

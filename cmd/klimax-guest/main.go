@@ -61,6 +61,7 @@ func (e exitError) Error() string {
 
 func run(ctx context.Context, args []string, out, errOut io.Writer, env func(string) string) int {
 	p := program{out, errOut, env}
+	var helpless error // of `help` with a command that there is not
 	app := &cli.App{
 		Name:                   "klimax-guest",
 		Usage:                  "keeps a Docker network routed to another computer",
@@ -73,9 +74,11 @@ func run(ctx context.Context, args []string, out, errOut io.Writer, env func(str
 		ErrWriter:              errOut,
 		ExitErrHandler:         func(*cli.Context, error) {},
 		OnUsageError:           func(_ *cli.Context, err error, _ bool) error { return usageError{err} },
-		CommandNotFound:        func(*cli.Context, string) {},
-		EnableBashCompletion:   true,
-		Action:                 p.unknown,
+		CommandNotFound: func(_ *cli.Context, name string) {
+			helpless = usageError{fmt.Errorf("no such command: %s; see klimax-guest --help", name)}
+		},
+		EnableBashCompletion: true,
+		Action:               p.unknown,
 		Commands: []*cli.Command{
 			p.runCommand(), p.statusCommand(), p.networkCommand(), p.demoCommand(), p.logsCommand(),
 			p.versionCommand(), p.completionCommand(),
@@ -85,13 +88,18 @@ func run(ctx context.Context, args []string, out, errOut io.Writer, env func(str
 	for _, c := range app.Commands {
 		hardenCommand(c)
 	}
-	return p.report(ctx, app.RunContext(ctx, args))
+	err := app.RunContext(ctx, args)
+	if err == nil {
+		err = helpless
+	}
+	return p.report(ctx, err)
 }
 
-// hardenCommand makes bad flags and arguments of a command usage errors.
+// hardenCommand makes bad flags and arguments of a command usage errors. One
+// that only has subcommands says itself which of them it does not know.
 func hardenCommand(c *cli.Command) {
 	c.OnUsageError = func(_ *cli.Context, err error, _ bool) error { return usageError{err} }
-	if action := c.Action; action != nil && !c.SkipFlagParsing && c.ArgsUsage == "" {
+	if action := c.Action; action != nil && !c.SkipFlagParsing && c.ArgsUsage == "" && len(c.Subcommands) == 0 {
 		c.Action = func(x *cli.Context) error {
 			if x.Args().Present() {
 				return usageError{fmt.Errorf("%s: unexpected argument %q", c.Name, x.Args().First())}
@@ -109,7 +117,7 @@ func (p program) unknown(x *cli.Context) error {
 	if name := x.Args().First(); name != "" {
 		hint := ""
 		if s := cli.SuggestCommand(x.App.Commands, name); s != "" {
-			hint = fmt.Sprintf(" (did you mean %q?)", s)
+			hint = " (" + strings.ToLower(s[:1]) + s[1:] + ")"
 		}
 		return usageError{fmt.Errorf("no such command: %s%s; see klimax-guest --help", name, hint)}
 	}

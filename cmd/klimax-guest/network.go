@@ -67,8 +67,8 @@ func (p program) networkApply(x *cli.Context) error {
 	defer cancel()
 	o, err := p.oneShot(x)
 	boot := x.Bool("boot")
-	var problems *config.Problems
-	if boot && errors.As(err, &problems) {
+	var usage usageError
+	if boot && err != nil && !errors.As(err, &usage) {
 		// The guard and forwarding of the defaults are better than none.
 		_, _ = fmt.Fprintf(p.err, "klimax-guest: %v\nusing the defaults\n", err)
 		o.Config, err = config.Default(), nil

@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/activation"
@@ -90,6 +91,7 @@ func Run(ctx context.Context, o Options) error {
 	}
 	start(a.loop.Run)
 	start(a.reloads)
+	start(a.recheckState)
 	start(a.tellSystemd)
 	o.Log.Info("klimax-guest runs", "version", version.Get().String(), "socket", o.Socket, "config", o.Config)
 	err = apiserver.Serve(ctx, listener, apiserver.Options{Backend: a, Log: o.Log})
@@ -107,10 +109,14 @@ type agent struct {
 	board *reconcile.Board
 	loop  *reconcile.Loop
 	store *configStore
-	putMu sync.Mutex
+	putMu sync.Mutex // for the store and the loop to get configurations in one order
+	// stateBad: the state directory could not be written at the last attempt
+	stateBad atomic.Bool
 }
 
 func (a *agent) applyConfig() {
+	a.putMu.Lock()
+	defer a.putMu.Unlock()
 	c, err := a.store.load()
 	if err != nil {
 		a.o.Log.Error("the configuration is invalid, rules are left as they are", "file", a.o.Config, "error", err)
@@ -137,11 +143,33 @@ func (a *agent) stateFailed(err error) {
 	if errors.As(err, &held) {
 		return // somebody is applying rules right now
 	}
+	if !a.stateBad.Swap(err != nil) && err == nil {
+		return // as before
+	}
 	if err != nil {
 		c.Status, c.Reason = api.False, "WriteFailed"
 		c.Message = fmt.Sprintf("%v: free some space or make %s writable", err, a.o.StateDir)
 	}
 	a.board.SetCondition(c)
+}
+
+// stateCheck is how often a state directory that could not be written is tried.
+const stateCheck = 10 * time.Second
+
+// recheckState notices when the state directory can be written again.
+func (a *agent) recheckState(ctx context.Context) {
+	tick := time.NewTicker(stateCheck)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			if a.stateBad.Load() {
+				a.stateFailed(state.Dir(a.o.StateDir).Check())
+			}
+		}
+	}
 }
 
 // Status implements apiserver.Backend. The rules' counters are read now.

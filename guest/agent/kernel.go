@@ -34,7 +34,7 @@ func (k kernel) Rules(ctx context.Context, bridge netip.Prefix) (network.State, 
 // full or read-only disk must not cost the rules: without a lock the worst is
 // a second round.
 func (k kernel) Apply(ctx context.Context, c network.Change) error {
-	l, err := k.dir.LockNetwork(lockWait)
+	l, err := k.dir.LockNetwork(ctx, lockWait)
 	if err != nil {
 		k.stateFailed(err)
 	} else {
@@ -47,9 +47,9 @@ func (k kernel) Apply(ctx context.Context, c network.Change) error {
 // that cannot be written, forwarding is switched on all the same.
 func (k kernel) EnableForwarding(context.Context) error {
 	_, err := provision.RaiseForwarding("", string(k.dir))
-	k.stateFailed(err)
 	if err == nil {
 		return nil
 	}
+	k.stateFailed(err)
 	return network.EnableForwarding()
 }

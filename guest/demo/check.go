@@ -10,7 +10,7 @@ import (
 
 // check refuses to start where the demo could not work or would be in the way.
 func check(e facts.Engine) error {
-	if !e.Running {
+	if !e.Known {
 		return errors.New(e.Problem)
 	}
 	if !e.Network.Found && e.Network.Reason != "Missing" {

@@ -38,18 +38,18 @@ func TestAnswer(t *testing.T) {
 }
 
 func TestCheck(t *testing.T) {
-	ok := facts.Engine{Running: true, Network: facts.DockerNetwork{Found: true}, Clusters: []facts.Cluster{{Name: "demo", Number: 99, Demo: true}, {Name: "dev", Number: 1}}}
+	ok := facts.Engine{Known: true, Running: true, Network: facts.DockerNetwork{Found: true}, Clusters: []facts.Cluster{{Name: "demo", Number: 99, Demo: true}, {Name: "dev", Number: 1}}}
 	if err := check(ok); err != nil {
 		t.Error(err)
 	}
-	missing := facts.Engine{Running: true, Network: facts.DockerNetwork{Reason: "Missing"}}
+	missing := facts.Engine{Known: true, Running: true, Network: facts.DockerNetwork{Reason: "Missing"}}
 	if err := check(missing); err != nil {
 		t.Error(err)
 	}
 	for want, e := range map[string]facts.Engine{
 		"no engine": {Problem: "no engine"},
-		"subnet":    {Running: true, Network: facts.DockerNetwork{Reason: "OtherSubnet", Problem: "another subnet"}},
-		"taken by":  {Running: true, Network: facts.DockerNetwork{Found: true}, Clusters: []facts.Cluster{{Name: "last", Number: 99}}},
+		"subnet":    {Known: true, Running: true, Network: facts.DockerNetwork{Reason: "OtherSubnet", Problem: "another subnet"}},
+		"taken by":  {Known: true, Running: true, Network: facts.DockerNetwork{Found: true}, Clusters: []facts.Cluster{{Name: "last", Number: 99}}},
 	} {
 		if err := check(e); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", want, err)

@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/docker/docker/api/types/system"
@@ -51,7 +52,7 @@ const (
 // Client talks to one engine. It is safe for concurrent use and needs no
 // engine to be there when it is made.
 type Client struct {
-	api  *client.Client
+	api  atomic.Pointer[client.Client]
 	host string
 	gate gate
 }
@@ -66,15 +67,21 @@ func Open(host string) (*Client, error) {
 	if err != nil || u.Scheme != "unix" {
 		return nil, fmt.Errorf("DOCKER_HOST=%s is a remote engine: klimax routes a network of this machine, so it needs the engine of this machine; unset DOCKER_HOST or set it to %s", host, DefaultHost)
 	}
+	c := &Client{host: host, gate: gate{wake: make(chan struct{}, 1)}}
+	return c, c.renew()
+}
+
+// renew makes the engine's client library anew: it negotiates the API version
+// once and later only downwards, but another engine may answer at the socket.
+func (c *Client) renew() error {
 	// No idle connections: an engine that shuts down waits for those that have
 	// not sent a request yet, and Go's transport may dial such ones ahead.
 	transport := &http.Transport{DisableKeepAlives: true}
 	api, err := client.NewClientWithOpts(client.WithHTTPClient(&http.Client{Transport: transport}),
-		client.WithHost(host), client.WithAPIVersionNegotiation())
+		client.WithHost(c.host), client.WithAPIVersionNegotiation())
 	if err != nil {
-		return nil, fmt.Errorf("docker client for %s: %w", host, err)
+		return fmt.Errorf("docker client for %s: %w", c.host, err)
 	}
-	c := &Client{api: api, host: host, gate: gate{wake: make(chan struct{}, 1)}}
 	// Each connection passes the gate: the engine may begin to stop between
 	// two calls of one look at it.
 	dial := transport.DialContext
@@ -84,17 +91,18 @@ func Open(host string) (*Client, error) {
 		}
 		return dial(ctx, network, addr)
 	}
-	return c, nil
+	c.api.Store(api)
+	return nil
 }
 
 // Close releases idle connections.
-func (c *Client) Close() error { return c.api.Close() }
+func (c *Client) Close() error { return c.API().Close() }
 
 // Socket is the path of the engine's socket.
 func (c *Client) Socket() string { return strings.TrimPrefix(c.host, "unix://") }
 
 // API is the engine's client library, for packages that make containers.
-func (c *Client) API() *client.Client { return c.api }
+func (c *Client) API() *client.Client { return c.api.Load() }
 
 // errStopped stands for an engine whose unit is stopped.
 var errStopped = errors.New("docker.service is stopped: systemctl start docker")
@@ -108,7 +116,8 @@ type OddKindError struct {
 func (e *OddKindError) Error() string { return e.Detail }
 
 // Read asks the engine for everything the rules depend on. It does not fail:
-// an engine that does not answer is a fact, with the reason in Problem.
+// an engine that does not answer, or not everything (Known is false then), is a
+// fact, with the reason in Problem.
 func (c *Client) Read(ctx context.Context, cfg config.Config, p netplan.Plan) facts.Engine {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -122,15 +131,25 @@ func (c *Client) Read(ctx context.Context, cfg config.Config, p netplan.Plan) fa
 		e.Reason, e.Problem = c.explain(err)
 		return e
 	}
-	e.Known, e.Running = true, true
-	e.Version, e.API, e.LiveRestore = info.ServerVersion, c.api.ClientVersion(), info.LiveRestoreEnabled
+	e.Running = true
+	e.Version, e.API, e.LiveRestore = info.ServerVersion, c.API().ClientVersion(), info.LiveRestoreEnabled
 	e.Backend = backend(info)
+	// A part that cannot be read is not the same as an empty one: rules that
+	// guard what is in it must not go.
 	if e.Network, err = c.network(ctx, cfg, p); err != nil {
-		e.Network.Reason, e.Network.Problem = "NetworkUnreadable", err.Error()
+		e.Reason, e.Problem = "NetworkUnreadable", err.Error()
+		return e
 	}
-	if e.Clusters, e.Mirrors, err = c.members(ctx, cfg.Network.DockerNetwork, p); err != nil {
+	names := []string{cfg.Network.DockerNetwork}
+	if e.Former, err = c.former(ctx, p, &names); err != nil {
+		e.Reason, e.Problem = "NetworkUnreadable", err.Error()
+		return e
+	}
+	if e.Clusters, e.Mirrors, err = c.members(ctx, names, p); err != nil {
 		e.Reason, e.Problem = "ContainersUnreadable", fmt.Sprintf("list containers: %v", err)
+		return e
 	}
+	e.Known = true
 	return e
 }
 
@@ -144,11 +163,11 @@ func (c *Client) Check(ctx context.Context) error {
 }
 
 func (c *Client) info(ctx context.Context) (system.Info, error) {
-	info, err := c.api.Info(ctx)
+	info, err := c.API().Info(ctx)
 	if err != nil {
 		return info, err
 	}
-	v, err := c.api.ServerVersion(ctx)
+	v, err := c.API().ServerVersion(ctx)
 	if err != nil {
 		return info, err
 	}

@@ -118,7 +118,7 @@ func TestGroup(t *testing.T) {
 		{Names: []string{"/hub"}, NetworkSettings: on("172.30.0.9", ""), Labels: labels(LabelRole, RoleMirror)},
 		{Names: []string{"/plain"}, NetworkSettings: on("172.30.0.5", "")},
 		{Names: []string{"/odd"}, Labels: labels(LabelRole, RoleMirror)},
-	}, "kind", plan(t))
+	}, []string{"kind"}, plan(t))
 	if len(clusters) != 3 || len(mirrors) != 1 || mirrors[0].Address != netip.MustParseAddr("172.30.0.9") || mirrors[0].Name != "hub" {
 		t.Fatalf("%+v %+v", clusters, mirrors)
 	}

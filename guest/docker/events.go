@@ -28,6 +28,10 @@ const (
 	lastRetry  = time.Second
 )
 
+// refusal is how long after its answer a refused call for events may take to
+// tell its error.
+const refusal = 10 * time.Millisecond
+
 // gate keeps this client away from an engine that is stopping or stopped.
 //
 // There are two reasons. Engine 29 waits 5 s for an open stream of events when
@@ -105,11 +109,11 @@ func (g *gate) end() {
 // the stream it connects again and reports Connected; the caller then reads
 // everything anew, so that nothing that happened in between is missed.
 func (c *Client) Follow(ctx context.Context, notify func(Signal)) {
-	stop := c.watchSocket(ctx)
-	defer stop()
+	watch := c.watchSocket(ctx)
 	delay := firstRetry
 	for ctx.Err() == nil {
-		if c.gate.allows(ctx) && c.follow(ctx, notify) {
+		watch.aim()
+		if c.gate.allows(ctx) && c.follow(ctx, watch, notify) {
 			delay = firstRetry
 		}
 		timer := time.NewTimer(delay)
@@ -124,70 +128,104 @@ func (c *Client) Follow(ctx context.Context, notify func(Signal)) {
 	}
 }
 
-// watchSocket ends the stream when the engine removes its socket, which is the
+// socketWatch ends the stream when the engine removes its socket, which is the
 // first thing it does when it shuts down, and cuts waiting short when a socket
 // appears. Without inotify only time is lost.
-func (c *Client) watchSocket(ctx context.Context) (stop func()) {
+type socketWatch struct {
+	c *Client
+	w *fsnotify.Watcher // nil without inotify
+
+	mu   sync.Mutex
+	sock string // the socket's path without symbolic links
+}
+
+func (c *Client) watchSocket(ctx context.Context) *socketWatch {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
-		return func() {}
+		return &socketWatch{c: c}
 	}
-	sock, err := filepath.EvalSymlinks(filepath.Dir(c.Socket()))
-	if err != nil || w.Add(sock) != nil {
-		_ = w.Close()
-		return func() {}
+	s := &socketWatch{c: c, w: w}
+	go s.run(ctx)
+	return s
+}
+
+// aim watches the directory in which the socket is or will be. It is called
+// again and again: the directory may come and go with the engine.
+func (s *socketWatch) aim() {
+	if s.w == nil {
+		return
 	}
-	sock = filepath.Join(sock, filepath.Base(c.Socket()))
-	go func() {
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-w.Errors:
-			case e, ok := <-w.Events:
-				if !ok {
-					return
-				}
-				if e.Name != sock || !e.Has(fsnotify.Create) && !e.Has(fsnotify.Remove) && !e.Has(fsnotify.Rename) {
-					continue
-				}
-				if !e.Has(fsnotify.Create) {
-					c.gate.mu.Lock()
-					if c.gate.stream != nil {
-						c.gate.stream()
-					}
-					c.gate.mu.Unlock()
-				}
-				c.gate.nudge()
-			}
+	sock, err := filepath.EvalSymlinks(s.c.Socket())
+	if err != nil {
+		dir, err := filepath.EvalSymlinks(filepath.Dir(s.c.Socket()))
+		if err != nil {
+			return
 		}
-	}()
-	return func() { _ = w.Close() }
+		sock = filepath.Join(dir, filepath.Base(s.c.Socket()))
+	}
+	s.mu.Lock()
+	s.sock = sock
+	s.mu.Unlock()
+	_ = s.w.Add(filepath.Dir(sock))
+}
+
+func (s *socketWatch) run(ctx context.Context) {
+	defer func() { _ = s.w.Close() }()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.w.Errors:
+		case e := <-s.w.Events:
+			s.mu.Lock()
+			ours := e.Name == s.sock
+			s.mu.Unlock()
+			if !ours || !e.Has(fsnotify.Create) && !e.Has(fsnotify.Remove) && !e.Has(fsnotify.Rename) {
+				continue
+			}
+			if !e.Has(fsnotify.Create) {
+				s.c.gate.mu.Lock()
+				if s.c.gate.stream != nil {
+					s.c.gate.stream()
+				}
+				s.c.gate.mu.Unlock()
+			}
+			s.c.gate.nudge()
+		}
+	}
 }
 
 // follow reads one stream to its end and reports whether there was one.
-func (c *Client) follow(ctx context.Context, notify func(Signal)) (connected bool) {
-	ctx, cancel := context.WithCancel(ctx)
+func (c *Client) follow(life context.Context, watch *socketWatch, notify func(Signal)) (connected bool) {
+	ctx, cancel := context.WithCancel(life)
 	defer cancel()
 	if !c.gate.open(cancel) {
 		return false
 	}
 	defer c.gate.end()
 	// The stream's own call succeeds only once the engine answers; a ping says
-	// so first, with a limit, and negotiates the API version anew: another
-	// engine may answer now.
+	// so first, with a limit. Another engine may answer now.
+	if c.renew() != nil {
+		return false
+	}
 	ping, stop := context.WithTimeout(ctx, callTimeout)
-	p, err := c.api.Ping(ping)
+	_, err := c.API().Ping(ping)
 	stop()
 	if err != nil {
 		return false
 	}
-	c.api.NegotiateAPIVersionPing(p)
-	msgs, errs := c.api.Events(ctx, events.ListOptions{Filters: filters.NewArgs(
+	watch.aim() // the directory may have come together with the socket
+	msgs, errs := c.API().Events(ctx, events.ListOptions{Filters: filters.NewArgs(
 		filters.Arg("type", string(events.ContainerEventType)),
 		filters.Arg("type", string(events.NetworkEventType)),
 		filters.Arg("type", string(events.DaemonEventType)),
 	)})
+	// A call that is refused ends at once; it is no stream.
+	select {
+	case <-errs:
+		return false
+	case <-time.After(refusal):
+	}
 	notify(Connected)
 	for {
 		select {
@@ -196,7 +234,9 @@ func (c *Client) follow(ctx context.Context, notify func(Signal)) (connected boo
 				notify(Changed)
 			}
 		case <-errs:
-			notify(Lost)
+			if life.Err() == nil {
+				notify(Lost)
+			}
 			return true
 		}
 	}

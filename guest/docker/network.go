@@ -34,7 +34,7 @@ const gatewayModeSince = 28
 // network looks for the routed network by its name.
 func (c *Client) network(ctx context.Context, cfg config.Config, p netplan.Plan) (facts.DockerNetwork, error) {
 	name := cfg.Network.DockerNetwork
-	n, err := c.api.NetworkInspect(ctx, name, network.InspectOptions{})
+	n, err := c.API().NetworkInspect(ctx, name, network.InspectOptions{})
 	if errdefs.IsNotFound(err) {
 		return facts.DockerNetwork{Reason: "Missing", Problem: fmt.Sprintf("the Docker network %s does not exist", name)}, nil
 	}
@@ -42,6 +42,29 @@ func (c *Client) network(ctx context.Context, cfg config.Config, p netplan.Plan)
 		return facts.DockerNetwork{}, fmt.Errorf("inspect Docker network %s: %w", name, err)
 	}
 	return describe(n, p), nil
+}
+
+// former finds the networks that klimax made with another range than the
+// plan's, and adds the names of those that are called otherwise to names.
+func (c *Client) former(ctx context.Context, p netplan.Plan, names *[]string) ([]facts.DockerNetwork, error) {
+	list, err := c.API().NetworkList(ctx, network.ListOptions{Filters: filters.NewArgs(filters.Arg("label", LabelRole+"="+RoleNetwork))})
+	if err != nil {
+		return nil, fmt.Errorf("list Docker networks: %w", err)
+	}
+	var out []facts.DockerNetwork
+	for _, n := range list {
+		d := describe(n, p)
+		if d.Subnet == p.Bridge {
+			continue
+		}
+		d.Problem, d.Reason = "", "" // is it not the one that is wanted, it need not fit
+		out = append(out, d)
+		if !slices.Contains(*names, n.Name) {
+			*names = append(*names, n.Name)
+		}
+	}
+	slices.SortFunc(out, func(a, b facts.DockerNetwork) int { return strings.Compare(a.ID, b.ID) })
+	return out, nil
 }
 
 // describe tells whether a network of the right name is one klimax can route.
@@ -97,11 +120,11 @@ func (c *Client) EnsureNetwork(ctx context.Context, cfg config.Config, p netplan
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	name := cfg.Network.DockerNetwork
-	_, err = c.api.NetworkInspect(ctx, name, network.InspectOptions{})
+	_, err = c.API().NetworkInspect(ctx, name, network.InspectOptions{})
 	if !errdefs.IsNotFound(err) {
 		return false, err
 	}
-	v, err := c.api.ServerVersion(ctx)
+	v, err := c.API().ServerVersion(ctx)
 	if err != nil {
 		return false, fmt.Errorf("ask the engine for its version: %w", err)
 	}
@@ -111,13 +134,13 @@ func (c *Client) EnsureNetwork(ctx context.Context, cfg config.Config, p netplan
 	}
 	// kind gives its network the MTU of Docker's default bridge (kind,
 	// pkg/cluster/internal/providers/docker/network.go).
-	if d, err := c.api.NetworkInspect(ctx, "bridge", network.InspectOptions{}); err == nil && d.Options[optionMTU] != "" {
+	if d, err := c.API().NetworkInspect(ctx, "bridge", network.InspectOptions{}); err == nil && d.Options[optionMTU] != "" {
 		opts[optionMTU] = d.Options[optionMTU]
 	}
 	if supportsUnprotected(v.Version) {
 		opts[optionGatewayMode] = "nat-unprotected"
 	}
-	_, err = c.api.NetworkCreate(ctx, name, network.CreateOptions{
+	_, err = c.API().NetworkCreate(ctx, name, network.CreateOptions{
 		Driver: "bridge",
 		IPAM: &network.IPAM{Config: []network.IPAMConfig{{
 			Subnet: p.Bridge.String(), IPRange: p.Containers().String(), Gateway: p.Gateway().String(),
@@ -141,7 +164,7 @@ const raceWait = 2 * time.Second
 // command may make it at the same time.
 func (c *Client) appeared(ctx context.Context, name string) bool {
 	for end := time.Now().Add(raceWait); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(50 * time.Millisecond) {
-		if _, err := c.api.NetworkInspect(ctx, name, network.InspectOptions{}); err == nil {
+		if _, err := c.API().NetworkInspect(ctx, name, network.InspectOptions{}); err == nil {
 			return true
 		}
 	}
@@ -156,7 +179,7 @@ func supportsUnprotected(version string) bool {
 
 // overlapHint names the Docker network that has the wanted range.
 func (c *Client) overlapHint(ctx context.Context, want netip.Prefix) string {
-	all, err := c.api.NetworkList(ctx, network.ListOptions{})
+	all, err := c.API().NetworkList(ctx, network.ListOptions{})
 	if err != nil {
 		return ""
 	}
@@ -170,22 +193,27 @@ func (c *Client) overlapHint(ctx context.Context, want netip.Prefix) string {
 	return ""
 }
 
-// members finds clusters and mirrors by the labels of containers, stopped ones
-// included: their rules must be there before they start.
-func (c *Client) members(ctx context.Context, networkName string, p netplan.Plan) ([]facts.Cluster, []facts.Mirror, error) {
-	list, err := c.api.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("network", networkName))})
+// members finds clusters and mirrors on these networks by the labels of
+// containers, stopped ones included: their rules must be there before they
+// start.
+func (c *Client) members(ctx context.Context, networks []string, p netplan.Plan) ([]facts.Cluster, []facts.Mirror, error) {
+	on := filters.NewArgs()
+	for _, name := range networks {
+		on.Add("network", name)
+	}
+	list, err := c.API().ContainerList(ctx, container.ListOptions{All: true, Filters: on})
 	if err != nil {
 		return nil, nil, err
 	}
-	clusters, mirrors := group(list, networkName, p)
+	clusters, mirrors := group(list, networks, p)
 	return clusters, mirrors, nil
 }
 
-func group(list []container.Summary, networkName string, p netplan.Plan) ([]facts.Cluster, []facts.Mirror) {
+func group(list []container.Summary, networks []string, p netplan.Plan) ([]facts.Cluster, []facts.Mirror) {
 	byName := map[string]*facts.Cluster{}
 	var mirrors []facts.Mirror
 	for _, k := range list {
-		addr := addressOn(k, networkName)
+		addr := addressOn(k, networks)
 		name := strings.TrimPrefix(strings.Join(k.Names[:min(1, len(k.Names))], ""), "/")
 		if k.Labels[LabelRole] == RoleMirror && addr.IsValid() {
 			mirrors = append(mirrors, facts.Mirror{Name: name, Address: addr})
@@ -225,20 +253,24 @@ func group(list []container.Summary, networkName string, p netplan.Plan) ([]fact
 	return clusters, mirrors
 }
 
-// addressOn is a container's fixed address, else the one it has now.
-func addressOn(k container.Summary, networkName string) netip.Addr {
+// addressOn is a container's fixed address on the first of these networks that
+// it is on, else the one it has there now.
+func addressOn(k container.Summary, networks []string) netip.Addr {
 	if k.NetworkSettings == nil {
 		return netip.Addr{}
 	}
-	ep := k.NetworkSettings.Networks[networkName]
-	if ep == nil {
-		return netip.Addr{}
-	}
-	if ep.IPAMConfig != nil {
-		if a, err := netip.ParseAddr(ep.IPAMConfig.IPv4Address); err == nil {
-			return a
+	for _, name := range networks {
+		ep := k.NetworkSettings.Networks[name]
+		if ep == nil {
+			continue
 		}
+		if ep.IPAMConfig != nil {
+			if a, err := netip.ParseAddr(ep.IPAMConfig.IPv4Address); err == nil {
+				return a
+			}
+		}
+		a, _ := netip.ParseAddr(ep.IPAddress)
+		return a
 	}
-	a, _ := netip.ParseAddr(ep.IPAddress)
-	return a
+	return netip.Addr{}
 }

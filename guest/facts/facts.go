@@ -48,7 +48,7 @@ type Overlap struct {
 // Engine is what was last learned from the Docker engine. While the engine is
 // down it keeps its last known values, with Running false.
 type Engine struct {
-	Known       bool // the engine answered at least once
+	Known       bool // the engine told everything at least once
 	Running     bool
 	Version     string
 	API         string
@@ -57,8 +57,11 @@ type Engine struct {
 	Problem     string // why it does not answer, or why it can't be used; for a person
 	Reason      string // one CamelCase word for Problem
 	Network     DockerNetwork
-	Clusters    []Cluster
-	Mirrors     []Mirror
+	// Former are networks that klimax made for another configuration and that
+	// are still there.
+	Former   []DockerNetwork
+	Clusters []Cluster
+	Mirrors  []Mirror
 }
 
 // DockerNetwork is the network that klimax routes.
@@ -95,7 +98,7 @@ type Mirror struct {
 func (e Engine) Equal(o Engine) bool {
 	return e.Known == o.Known && e.Running == o.Running && e.Version == o.Version && e.API == o.API &&
 		e.Backend == o.Backend && e.LiveRestore == o.LiveRestore && e.Problem == o.Problem && e.Reason == o.Reason &&
-		e.Network == o.Network && slices.Equal(e.Mirrors, o.Mirrors) &&
+		e.Network == o.Network && slices.Equal(e.Former, o.Former) && slices.Equal(e.Mirrors, o.Mirrors) &&
 		slices.EqualFunc(e.Clusters, o.Clusters, func(a, b Cluster) bool {
 			return a.Name == b.Name && a.Number == b.Number && a.VIP == b.VIP && a.Demo == b.Demo &&
 				a.HasAPI == b.HasAPI && a.Foreign == b.Foreign && slices.Equal(a.Nodes, b.Nodes)
@@ -117,7 +120,7 @@ type Firewall struct {
 	// RawDrop: that chain drops packets to addresses of the bridge's range,
 	// as engines from 28.2 on do for networks in gateway mode nat.
 	RawDrop bool
-	// DockerNAT: Docker's chains for the iptables backend are there.
+	// DockerNAT: nat PREROUTING leads to Docker's chain.
 	DockerNAT bool
 	// DockerForward: FORWARD leads to Docker's chains.
 	DockerForward bool

@@ -131,7 +131,9 @@ func primary(addrs []netlink.Addr, index int) (addr netip.Addr, network netip.Pr
 }
 
 // overlaps finds routes of others that collide with planned ranges. The
-// bridge's own route and default routes do not count.
+// bridge's own route and default routes do not count, nor do the two halves of
+// a default route by which a VPN takes all traffic: the bridge's route and
+// those of clusters are narrower and win.
 func overlaps(routes []netlink.Route, byIndex map[int]netlink.Link, bridge string, plan []PlannedUse) []Overlap {
 	var out []Overlap
 	for _, r := range routes {
@@ -143,6 +145,9 @@ func overlaps(routes []netlink.Route, byIndex map[int]netlink.Link, bridge strin
 			continue
 		}
 		ones, _ := r.Dst.Mask.Size()
+		if ones <= 1 {
+			continue
+		}
 		dst := netip.PrefixFrom(ip, ones)
 		dev := ""
 		if l := byIndex[r.LinkIndex]; l != nil {

@@ -70,6 +70,8 @@ func TestOverlaps(t *testing.T) {
 	routes := []netlink.Route{
 		{LinkIndex: 2}, // a default route
 		{LinkIndex: 3, Dst: ipNet("172.30.0.0/16")},
+		{LinkIndex: 2, Dst: ipNet("0.0.0.0/1")},
+		{LinkIndex: 2, Dst: ipNet("128.0.0.0/1")},
 		{LinkIndex: 2, Dst: ipNet("10.0.0.0/8")},
 		{LinkIndex: 2, Dst: ipNet("172.30.5.0/24")},
 		{LinkIndex: 2, Dst: ipNet("192.168.0.0/16")},

@@ -25,11 +25,10 @@ func Apply(_ context.Context, c Change) error {
 	if !c.Rebuild && len(c.Sets) == 0 && len(c.Chains) == 0 {
 		return nil
 	}
-	conn, err := nftables.New()
+	b, err := newBatch()
 	if err != nil {
-		return fmt.Errorf("open nftables: %w", err)
+		return err
 	}
-	b := batch{conn: conn}
 	if c.Rebuild {
 		b.rebuild(c)
 	}
@@ -40,27 +39,36 @@ func Apply(_ context.Context, c Change) error {
 		if ch.Own() {
 			b.replaceOwn(ch, c.want.Rules[ch])
 		} else {
-			b.replaceShared(ch, c.have.Rules[ch], c.want.Rules[ch])
+			b.replaceShared(ch, c.have, c.want.Rules[ch], c.head[ch])
 		}
 	}
 	if b.err != nil {
 		return fmt.Errorf("encode nftables transaction: %w", b.err)
 	}
-	if err := conn.Flush(); err != nil {
+	if err := b.conn.commit(); err != nil {
 		return fmt.Errorf("apply nftables transaction: %w", err)
 	}
 	return nil
 }
 
-// Stale reports whether an error of Apply came from rules or chains that went
-// away between reading and applying.
+// Stale reports whether an error of Apply came from a ruleset that changed
+// between reading and applying.
 func Stale(err error) bool {
-	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EINTR)
+	return slices.ContainsFunc([]error{unix.ERESTART, unix.ENOENT, unix.EBUSY, unix.EEXIST, unix.EINTR},
+		func(e error) bool { return errors.Is(err, e) })
 }
 
 type batch struct {
-	conn *nftables.Conn
+	conn *transaction
 	err  error
+}
+
+func newBatch() (*batch, error) {
+	conn, err := newTransaction()
+	if err != nil {
+		return nil, fmt.Errorf("open nftables: %w", err)
+	}
+	return &batch{conn: conn}, nil
 }
 
 func (b *batch) fail(err error) { b.err = errors.Join(b.err, err) }
@@ -73,9 +81,10 @@ func (b *batch) rebuild(c Change) {
 	sets := ownSets()
 	for _, name := range slices.Sorted(maps.Keys(sets)) {
 		s := sets[name]
-		if err := b.conn.AddSet(s, elements(c.want.Sets[name], int(s.KeyType.Bytes))); err != nil {
+		if err := b.conn.AddSet(s, nil); err != nil {
 			b.fail(fmt.Errorf("set %s: %w", name, err))
 		}
+		b.updateSet(name, nil, c.want.Sets[name])
 	}
 	chains := ownChains()
 	for _, name := range slices.Sorted(maps.Keys(chains)) {
@@ -106,37 +115,60 @@ func (b *batch) replaceOwn(name Chain, rules []Rule) {
 
 func (b *batch) updateSet(name string, have, want Set) {
 	s := ownSets()[name]
-	n := int(s.KeyType.Bytes)
-	gone := slices.DeleteFunc(slices.Clone(have), func(i Interval) bool { return slices.Contains(want, i) })
-	added := slices.DeleteFunc(slices.Clone(want), func(i Interval) bool { return slices.Contains(have, i) })
-	if len(gone) > 0 {
-		if err := b.conn.SetDeleteElements(s, elements(gone, n)); err != nil {
-			b.fail(fmt.Errorf("set %s: %w", name, err))
+	each := func(in, not Set, f func(*nftables.Set, []nftables.SetElement) error) {
+		rest := slices.DeleteFunc(slices.Clone(in), func(i Interval) bool { return slices.Contains(not, i) })
+		for part := range slices.Chunk(rest, maxIntervals) {
+			if err := f(s, elements(part, int(s.KeyType.Bytes))); err != nil {
+				b.fail(fmt.Errorf("set %s: %w", name, err))
+			}
 		}
 	}
-	if len(added) > 0 {
-		if err := b.conn.SetAddElements(s, elements(added, n)); err != nil {
-			b.fail(fmt.Errorf("set %s: %w", name, err))
-		}
-	}
+	each(have, want, b.conn.SetDeleteElements)
+	each(want, have, b.conn.SetAddElements)
 }
 
+// maxIntervals go into one message: its list of elements, of some 70 bytes
+// each, has a length of 16 bits.
+const maxIntervals = 500
+
 // replaceShared takes our rules out of a chain of iptables and puts the wanted
-// ones at its head. Rules of others are not touched.
-func (b *batch) replaceShared(name Chain, have []Placed, want []Rule) {
+// ones in: at its head where they must be the first, else behind the rules of
+// others, as far as those let anything pass. Rules of others are not touched.
+//
+// Where a rule goes by its handle the change is for the ruleset that was read
+// and no other: a table that was made anew counts handles from 1 again.
+func (b *batch) replaceShared(name Chain, state State, want []Rule, head bool) {
 	t, c := name.split()
 	table := &nftables.Table{Name: t, Family: nftables.TableFamilyIPv4}
 	chain := &nftables.Chain{Table: table, Name: c}
+	have := state.Rules[name]
 	for _, p := range have {
 		if !p.Ours {
 			continue
 		}
+		b.conn.generation = state.generation
 		if err := b.conn.DelRule(&nftables.Rule{Table: table, Chain: chain, Handle: p.handle}); err != nil {
 			b.fail(fmt.Errorf("delete rule in %s: %w", name, err))
 		}
 	}
-	for _, r := range slices.Backward(want) {
-		b.conn.InsertRule(&nftables.Rule{Table: table, Chain: chain, Exprs: encode(r), UserData: encodeComment(r.ID)})
+	rule := func(r Rule, before uint64) *nftables.Rule {
+		return &nftables.Rule{Table: table, Chain: chain, Position: before, Exprs: encode(r), UserData: encodeComment(r.ID)}
+	}
+	end := slices.IndexFunc(have, func(p Placed) bool { return !p.Ours && p.terminal })
+	switch {
+	case head:
+		for _, r := range slices.Backward(want) {
+			b.conn.InsertRule(rule(r, 0))
+		}
+	case end >= 0:
+		b.conn.generation = state.generation
+		for _, r := range want {
+			b.conn.InsertRule(rule(r, have[end].handle))
+		}
+	default:
+		for _, r := range want {
+			b.conn.AddRule(rule(r, 0))
+		}
 	}
 }
 
@@ -149,25 +181,24 @@ func Remove(ctx context.Context) (bool, error) {
 			return false, err
 		}
 		c := Diff(Ruleset{}, have, facts.Facts{IPForward: true})
-		conn, err := nftables.New()
+		b, err := newBatch()
 		if err != nil {
-			return false, fmt.Errorf("open nftables: %w", err)
+			return false, err
 		}
-		b := batch{conn: conn}
 		changed := have.Leftover
 		if have.Leftover {
-			conn.DelTable(ownTable())
+			b.conn.DelTable(ownTable())
 		}
 		for _, ch := range c.Chains {
 			if !ch.Own() {
-				b.replaceShared(ch, have.Rules[ch], nil)
+				b.replaceShared(ch, have, nil, false)
 				changed = true
 			}
 		}
 		if b.err != nil {
 			return false, b.err
 		}
-		err = conn.Flush()
+		err = b.conn.commit()
 		if err == nil {
 			return changed, nil
 		}

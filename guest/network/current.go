@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/google/nftables"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"klimax/guest/facts"
@@ -32,9 +33,10 @@ type State struct {
 	// Table: the own table is there with its chains and sets as they must be.
 	Table bool
 	// Leftover: a table of that name is there, whatever it looks like.
-	Leftover bool
-	Sets     map[string]Set
-	Rules    map[Chain][]Placed // of own chains, and of those shared chains that exist
+	Leftover   bool
+	Sets       map[string]Set
+	Rules      map[Chain][]Placed // of own chains, and of those shared chains that exist
+	generation uint32             // of the ruleset when reading began
 }
 
 // Count tells, for one rule that is wanted, how often it is there and what it
@@ -78,42 +80,69 @@ func ownSets() map[string]*nftables.Set {
 	}
 }
 
+// attempts bounds how often the ruleset is read again because others changed
+// it meanwhile.
+const attempts = 8
+
 // Current reads the own table and the shared chains of the current network
 // namespace, and what others have in the packet filters. bridge is the range
 // whose drops matter.
 func Current(ctx context.Context, bridge netip.Prefix) (State, facts.Firewall, error) {
-	var err error
-	// A dump that the kernel says was changed meanwhile, or whose chain was
-	// deleted between listing and reading, is read again.
-	for range 10 {
+	r, err := newReader(bridge)
+	if err != nil {
+		return State{}, facts.Firewall{}, fmt.Errorf("read nftables: %w", err)
+	}
+	defer r.close()
+	for range attempts {
 		if err = ctx.Err(); err != nil {
 			break
 		}
-		r := reader{bridge: bridge}
-		if err = r.read(); err == nil {
-			return r.state, r.fw, nil
+		var before, after uint32
+		if before, err = generation(r.raw); err == nil {
+			err = r.read()
+			r.state.generation = before
 		}
-		if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINTR) {
+		if err == nil {
+			after, err = generation(r.raw)
+		}
+		if err == nil && before == after {
 			break
 		}
 	}
-	return State{}, facts.Firewall{}, fmt.Errorf("read nftables: %w", err)
+	if err != nil {
+		return State{}, facts.Firewall{}, fmt.Errorf("read nftables: %w", err)
+	}
+	return r.state, r.fw, nil
 }
 
 type reader struct {
 	conn   *nftables.Conn
+	raw    *netlink.Conn // for what google/nftables cannot read
 	bridge netip.Prefix
 	state  State
 	fw     facts.Firewall
 }
 
-func (r *reader) read() error {
-	var err error
-	if r.conn, err = nftables.New(nftables.AsLasting()); err != nil {
-		return err
+func newReader(bridge netip.Prefix) (*reader, error) {
+	raw, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		return nil, err
 	}
-	defer func() { _ = r.conn.CloseLasting() }()
-	r.state = State{Sets: map[string]Set{}, Rules: map[Chain][]Placed{}}
+	conn, err := nftables.New(nftables.AsLasting())
+	if err != nil {
+		_ = raw.Close()
+		return nil, err
+	}
+	return &reader{conn: conn, raw: raw, bridge: bridge}, nil
+}
+
+func (r *reader) close() {
+	_ = r.conn.CloseLasting()
+	_ = r.raw.Close()
+}
+
+func (r *reader) read() error {
+	r.state, r.fw = State{Sets: map[string]Set{}, Rules: map[Chain][]Placed{}}, facts.Firewall{}
 	chains, err := r.conn.ListChains()
 	if err != nil {
 		return err
@@ -178,16 +207,16 @@ func (r *reader) readOwn(chains []*nftables.Chain) error {
 }
 
 func (r *reader) rules(c *nftables.Chain, name Chain) ([]Placed, error) {
-	rules, err := r.conn.GetRules(c.Table, c)
+	rules, err := dumpRules(r.raw, c)
 	if err != nil {
 		return nil, err
 	}
 	out := make([]Placed, 0, len(rules))
 	for _, rule := range rules {
-		d := decode(rule.Exprs)
-		id, ours := decodeComment(rule.UserData, rule.Exprs)
+		d := decode(rule.exprs)
+		id, ours := decodeComment(rule.userData, rule.exprs)
 		out = append(out, Placed{
-			ID: id, Ours: ours, Exact: d.exact, Packets: d.packets, handle: rule.Handle,
+			ID: id, Ours: ours, Exact: d.exact, Packets: d.packets, handle: rule.handle,
 			Rule:     Rule{ID: id, Chain: name, Match: d.match, Verdict: d.verdict},
 			terminal: d.final && !d.matches,
 		})
@@ -231,8 +260,8 @@ func (r *reader) readForeign(c *nftables.Chain) error {
 			r.fw.RawChain = true
 		}
 		return nil
-	case v4 && c.Table.Name == "nat" && c.Name == "DOCKER":
-		r.fw.DockerNAT = true
+	case v4 && c.Table.Name == "nat" && c.Name == "PREROUTING":
+		return r.readDockerNAT(c)
 	case v4 && c.Table.Name == dockerTable:
 		return r.readDockerTable(c)
 	case c.Hooknum != nil && *c.Hooknum == *nftables.ChainHookForward &&
@@ -240,6 +269,16 @@ func (r *reader) readForeign(c *nftables.Chain) error {
 		return r.readBlocker(c)
 	}
 	return nil
+}
+
+// readDockerNAT looks for the jump by which published ports reach Docker's
+// chain: a flush of the table leaves the chain and takes the jump.
+func (r *reader) readDockerNAT(c *nftables.Chain) error {
+	rules, err := dumpRules(r.raw, c)
+	for _, rule := range rules {
+		r.fw.DockerNAT = r.fw.DockerNAT || decode(rule.exprs).jump == "DOCKER"
+	}
+	return err
 }
 
 // dockerTable is the table of engine 29's nftables backend for IPv4.
@@ -255,12 +294,12 @@ func (r *reader) readDockerTable(c *nftables.Chain) error {
 	if !raw && !strings.HasPrefix(c.Name, "filter-forward-in__") {
 		return nil
 	}
-	rules, err := r.conn.GetRules(c.Table, c)
+	rules, err := dumpRules(r.raw, c)
 	if err != nil {
 		return err
 	}
 	for _, rule := range rules {
-		d := decode(rule.Exprs)
+		d := decode(rule.exprs)
 		r.fw.DockerMark = r.fw.DockerMark || d.loadsMark
 		r.fw.DockerRawDrop = r.fw.DockerRawDrop || raw && d.drops && d.match.Dst.IsValid() && r.bridge.Overlaps(d.match.Dst)
 	}
@@ -281,11 +320,11 @@ func (r *reader) readBlocker(c *nftables.Chain) error {
 		r.fw.Blockers = append(r.fw.Blockers, facts.Blocker{Family: family, Table: c.Table.Name, Chain: c.Name, Why: "policy drop"})
 		return nil
 	}
-	rules, err := r.conn.GetRules(c.Table, c)
+	rules, err := dumpRules(r.raw, c)
 	if err != nil || len(rules) == 0 || len(rules) > maxBlockerRules {
 		return err
 	}
-	if d := decode(rules[len(rules)-1].Exprs); d.drops && !d.matches {
+	if d := decode(rules[len(rules)-1].exprs); d.drops && !d.matches {
 		r.fw.Blockers = append(r.fw.Blockers, facts.Blocker{Family: family, Table: c.Table.Name, Chain: c.Name, Why: "ends in drop"})
 	}
 	return nil
@@ -320,6 +359,9 @@ func intervals(elems []nftables.SetElement) Set {
 			}
 			open = false
 			continue
+		}
+		if open { // a neighbour's start serves as an end as well
+			out[len(out)-1].To = k - 1
 		}
 		top := uint32(1)<<(8*len(e.Key)&31) - 1 // largest key: an interval without an end reaches it
 		if len(e.Key) == 4 {

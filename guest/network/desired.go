@@ -77,13 +77,30 @@ func Allowed(c config.Config, u facts.Uplink) []netip.Prefix {
 	})
 }
 
-// Ranges lists what the host reaches: the bridge's range and, per cluster, its
-// pods and services.
+// Ranges lists what the host reaches: the bridge's range, those of former
+// networks and, per cluster, its pods and services.
 func Ranges(p netplan.Plan, e facts.Engine) []netip.Prefix {
 	out := []netip.Prefix{p.Bridge}
+	for _, n := range former(p, e) {
+		out = append(out, n.Subnet)
+	}
 	for _, c := range e.Clusters {
 		if pc, err := p.Cluster(c.Number); err == nil && !c.Demo {
 			out = append(out, pc.Routed)
+		}
+	}
+	return out
+}
+
+// former lists the networks that klimax made with another range than the
+// plan's. Docker drops nothing on its way to them, so the guard has to stay,
+// from the moment of the change on: until the engine is asked again the network
+// that was in use is one of them.
+func former(p netplan.Plan, e facts.Engine) []facts.DockerNetwork {
+	var out []facts.DockerNetwork
+	for _, n := range append(slices.Clone(e.Former), e.Network) {
+		if n.Ours && n.Subnet.IsValid() && n.Subnet != p.Bridge && !slices.Contains(out, n) {
+			out = append(out, n)
 		}
 	}
 	return out
@@ -135,6 +152,11 @@ func Desired(c config.Config, p netplan.Plan, f facts.Facts) Ruleset {
 	add(api.RuleGuardMirrors, OwnGuard, Match{In: br, SrcSet: setNodes, DstSet: setMirrors}, Accept)
 	add(api.RuleGuardMirrors, OwnGuard, Match{DstSet: setMirrors}, Drop)
 	add(api.RuleGuardLocal, OwnGuard, Match{In: br}, Accept)
+	for _, n := range former(p, f.Engine) {
+		if n.Bridge != br {
+			add(api.RuleGuardLocal, OwnGuard, Match{In: n.Bridge}, Accept)
+		}
+	}
 	if up != "" {
 		if wantMark(f) {
 			add(api.RuleDirectMark, OwnGuard, Match{In: up, SrcSet: setAllow, DstSet: setRanges}, Mark)
@@ -151,12 +173,13 @@ func Desired(c config.Config, p netplan.Plan, f facts.Facts) Ruleset {
 }
 
 // wantMark: on Docker's nftables backend a network in gateway mode nat opens
-// by a mark only. The mark does nothing for networks that need none.
+// by a mark only. The mark does nothing for networks that need none. While the
+// engine is unknown, rules of Docker that look at the mark tell that it is used.
 func wantMark(f facts.Facts) bool {
 	if a := AccessFor(f.Engine); a != AccessUnknown {
 		return a == AccessDaemonMark
 	}
-	return f.Firewall.DockerRawDrop
+	return f.Firewall.DockerRawDrop || f.Firewall.DockerMark
 }
 
 // sharedRules adds what has to stand in chains of iptables. What is wanted
@@ -195,14 +218,32 @@ func headOnly(ch Chain, f facts.Facts) bool {
 	return ch != DockerUser || AccessFor(f.Engine) == AccessFirstRules
 }
 
-// Keep adds to a wanted ruleset what the kernel has for clusters and mirrors.
-// It is for an engine that was never asked: its containers may be alive and in
-// use (live-restore), and what they need must not go before it can be asked.
+// Keep adds to a wanted ruleset what the kernel has for clusters and mirrors,
+// and what stands in chains of others. It is for an engine that was never
+// asked: its containers may be alive and in use (live-restore), and what they
+// need must not go before it can be asked.
 func Keep(want Ruleset, have State) Ruleset {
 	sets := maps.Clone(want.Sets)
 	for _, name := range []string{setRanges, setMirrors, setAPIPorts} {
 		sets[name] = merge(slices.Concat(want.Sets[name], have.Sets[name]))
 	}
-	want.Sets = sets
+	rules := maps.Clone(want.Rules)
+	for _, ch := range sharedChains {
+		var kept []Rule
+		for _, p := range have.Rules[ch] {
+			if p.Ours && p.Exact && !slices.Contains(kept, p.Rule) {
+				kept = append(kept, p.Rule)
+			}
+		}
+		for _, r := range want.Rules[ch] {
+			if !slices.Contains(kept, r) {
+				kept = append(kept, r)
+			}
+		}
+		if len(kept) > 0 {
+			rules[ch] = kept
+		}
+	}
+	want.Sets, want.Rules = sets, rules
 	return want
 }

@@ -63,6 +63,18 @@ func TestDesired(t *testing.T) {
 			f.Engine = facts.Engine{}
 			f.Firewall.RawDrop = true
 		}},
+		{name: "engine-down-daemon-mark", facts: func(f *facts.Facts) {
+			f.Engine, f.Firewall = facts.Engine{}, facts.Firewall{DockerTable: true, DockerMark: true}
+		}},
+		{name: "former-networks", config: func(c *config.Config) {
+			c.Network.KindBridgeCIDR = netip.MustParsePrefix("172.31.0.0/16")
+		}, facts: func(f *facts.Facts) {
+			ours := func(bridge, subnet string) facts.DockerNetwork {
+				return facts.DockerNetwork{Bridge: bridge, Subnet: netip.MustParsePrefix(subnet), Ours: true}
+			}
+			f.Engine.Network = ours("br-kind", "172.30.0.0/16") // known before the range was changed
+			f.Engine.Former = []facts.DockerNetwork{ours("br-old", "172.29.0.0/16"), ours("br-kind", "172.30.0.0/16")}
+		}},
 		{name: "clusters-and-mirrors", facts: func(f *facts.Facts) {
 			f.Engine.Clusters = []facts.Cluster{{Name: "dev", Number: 1, HasAPI: true}, {Name: "qa", Number: 2, HasAPI: true},
 				{Name: "demo", Number: 99, Demo: true}, {Name: "foreign", Foreign: true}}
@@ -241,7 +253,8 @@ func TestSets(t *testing.T) {
 		want string
 	}{
 		{nil, ""},
-		{[]Interval{{10, 20}, {5, 9}, {30, 31}}, "0.0.0.5-0.0.0.20, 0.0.0.30/31"},
+		{[]Interval{{10, 20}, {5, 12}, {30, 31}}, "0.0.0.5-0.0.0.20, 0.0.0.30/31"},
+		{[]Interval{{10, 20}, {5, 9}, {21, 21}}, "0.0.0.5-0.0.0.9, 0.0.0.10-0.0.0.20, 0.0.0.21"}, // neighbours
 		{[]Interval{prefixInterval(netip.MustParsePrefix("10.0.0.0/8")), prefixInterval(netip.MustParsePrefix("10.1.0.0/16"))}, "10.0.0.0/8"},
 		{[]Interval{prefixInterval(netip.MustParsePrefix("255.255.255.255/32"))}, "255.255.255.255"},
 		{[]Interval{prefixInterval(netip.MustParsePrefix("128.0.0.0/1")), {0, 1}}, "0.0.0.0/31, 128.0.0.0/1"},
@@ -279,5 +292,18 @@ func TestKeep(t *testing.T) {
 	}
 	if want.Sets["ranges"].Format("ranges") != "172.30.0.0/16" {
 		t.Error("the given ruleset was changed")
+	}
+	// what stands in chains of others stays as well, in its order
+	old := Rule{ID: api.RuleForwardAccept, Chain: FilterForward, Match: Match{In: "lima0"}, Verdict: Accept}
+	have.Rules = map[Chain][]Placed{
+		FilterForward: {{Rule: Rule{Verdict: Drop}, Exact: true}, {Rule: old, Ours: true, Exact: true}, {Ours: true}},
+		DockerUser:    {{Rule: want.Rules[DockerUser][1], Ours: true, Exact: true}},
+	}
+	kept = Keep(want, have)
+	if !slices.Equal(kept.Rules[FilterForward], []Rule{old}) || len(want.Rules[FilterForward]) != 0 {
+		t.Errorf("FORWARD: %v", kept.Rules[FilterForward])
+	}
+	if got := kept.Rules[DockerUser]; len(got) != 2 || got[0] != want.Rules[DockerUser][1] || got[1] != want.Rules[DockerUser][0] {
+		t.Errorf("DOCKER-USER: %v", got)
 	}
 }

@@ -24,6 +24,7 @@ type Change struct {
 
 	want Ruleset
 	have State
+	head map[Chain]bool // chains of others in which ours must be the first
 }
 
 // Empty reports whether nothing has to be done.
@@ -67,7 +68,7 @@ func (c Change) String() string {
 
 // Diff compares. It is pure.
 func Diff(want Ruleset, have State, f facts.Facts) Change {
-	c := Change{Rebuild: !have.Table, IPForward: want.IPForward && !f.IPForward, want: want, have: have}
+	c := Change{Rebuild: !have.Table, IPForward: want.IPForward && !f.IPForward, want: want, have: have, head: map[Chain]bool{}}
 	if !c.Rebuild {
 		for _, name := range slices.Sorted(maps.Keys(want.Sets)) {
 			if !slices.Equal(want.Sets[name], have.Sets[name]) {
@@ -88,7 +89,8 @@ func Diff(want Ruleset, have State, f facts.Facts) Change {
 		}
 		ours := slices.DeleteFunc(slices.Clone(rules), func(p Placed) bool { return !p.Ours })
 		c.count(want.Rules[ch], ours)
-		if !sameRules(want.Rules[ch], ours) || !wellPlaced(rules, len(want.Rules[ch]), headOnly(ch, f)) {
+		c.head[ch] = headOnly(ch, f)
+		if !sameRules(want.Rules[ch], ours) || !wellPlaced(rules, len(want.Rules[ch]), c.head[ch]) {
 			c.Chains = append(c.Chains, ch)
 		}
 	}

@@ -217,7 +217,8 @@ func decode(exprs []expr.Any) decoded {
 			d.exact = false
 			d.final = e.Name == "REJECT"
 			d.drops = e.Name == "REJECT"
-		default:
+		default: // an expression of others, or one that could not be read
+			last, mask = nil, nil
 			d.matches, d.exact = true, false
 		}
 	}

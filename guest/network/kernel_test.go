@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -192,6 +193,168 @@ func TestLegacyIsRecognised(t *testing.T) {
 		sh(t, "iptables-legacy -N DOCKER; iptables-legacy -A FORWARD -o docker0 -j DOCKER; iptables-legacy -P FORWARD DROP")
 		if _, docker, drop, err = readLegacy(); err != nil || !docker || !drop {
 			t.Errorf("Docker's chain, policy DROP: %v %v %v", docker, drop, err)
+		}
+	})
+}
+
+// state reads what is there.
+func state(t *testing.T) State {
+	t.Helper()
+	p, _ := netplanOf(t)
+	s, _, err := Current(context.Background(), p.Bridge)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// TestManyNetworks: one transaction however many rules and elements it has.
+func TestManyNetworks(t *testing.T) {
+	inNamespace(t, func() {
+		sh(t, iptablesChains)
+		p, c := netplanOf(t)
+		for i := range 1200 {
+			c.Network.AllowFrom = append(c.Network.AllowFrom, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i / 200), byte(i % 200), 1}), 32))
+		}
+		f := testFacts()
+		for range 2 { // the second time rules are replaced
+			have, fw, err := Current(context.Background(), p.Bridge)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f.Firewall = fw
+			if err := Apply(context.Background(), Diff(Desired(c, p, f), have, f)); err != nil {
+				t.Fatal(err)
+			}
+			if d := Diff(Desired(c, p, f), state(t), f); !d.Empty() {
+				t.Errorf("after applying, still: %v", d)
+			}
+			c.Network.AllowFrom = c.Network.AllowFrom[1:]
+		}
+	})
+}
+
+// TestNeighbours: ranges that touch are elements of their own, also when
+// somebody else adds one.
+func TestNeighbours(t *testing.T) {
+	inNamespace(t, func() {
+		f := testFacts()
+		for _, numbers := range [][]int{{1, 2, 3}, {1, 3}, {1, 2, 3, 4}, {2, 3}, {3}} {
+			f.Engine.Clusters = nil
+			for _, n := range numbers {
+				f.Engine.Clusters = append(f.Engine.Clusters, facts.Cluster{Number: n, HasAPI: true})
+			}
+			reconcile(t, f)
+		}
+		sh(t, "nft add element ip klimax ranges '{ 10.102.0.0/16, 10.104.0.0/16 }'")
+		if got := state(t).Sets[setRanges].Format(setRanges); got != "10.102.0.0/16, 10.103.0.0/16, 10.104.0.0/16, 172.30.0.0/16" {
+			t.Error(got)
+		}
+		reconcile(t, f)
+	})
+}
+
+// TestRulesOfOthersThatCannotBeRead must not keep ours from being read.
+func TestRulesOfOthersThatCannotBeRead(t *testing.T) {
+	inNamespace(t, func() {
+		sh(t, iptablesChains+`
+			nft add rule ip filter DOCKER-USER ct original ip saddr 1.2.3.4 drop
+			nft add rule ip filter FORWARD ct original bytes gt 100000 drop
+			nft 'add table inet f; add chain inet f c { type filter hook forward priority 0; }; add rule inet f c ct reply ip saddr 1.2.3.4 drop'`)
+		reconcile(t, testFacts())
+		if out := sh(t, "nft list chain ip filter DOCKER-USER"); !strings.Contains(out, "ct original ip saddr 1.2.3.4") {
+			t.Errorf("a rule of others is gone:\n%s", out)
+		}
+	})
+}
+
+// TestHandlesOfAnotherTable: a table that was made anew counts its handles
+// from 1 again. A change that was computed before must not hit other rules.
+func TestHandlesOfAnotherTable(t *testing.T) {
+	inNamespace(t, func() {
+		sh(t, iptablesChains)
+		f := testFacts()
+		reconcile(t, f)
+		sh(t, "iptables -D DOCKER-USER 1") // so that the other one of ours is replaced
+		p, c := netplanOf(t)
+		have, fw, err := Current(context.Background(), p.Bridge)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Firewall = fw
+		d := Diff(Desired(c, p, f), have, f)
+		var script strings.Builder
+		script.WriteString("nft delete table ip filter; iptables -N DOCKER-USER; iptables -A FORWARD -j DOCKER-USER\n")
+		for range 40 {
+			script.WriteString("iptables -A DOCKER-USER -s 10.9.9.9 -j DROP\n")
+		}
+		sh(t, script.String())
+		if err := Apply(context.Background(), d); err == nil || !Stale(err) {
+			t.Errorf("a change for another ruleset: %v", err)
+		}
+		if n := strings.Count(sh(t, "iptables -S DOCKER-USER"), "10.9.9.9"); n != 40 {
+			t.Errorf("%d of 40 rules of others are left", n)
+		}
+		reconcile(t, f)
+	})
+}
+
+// TestRulesOfTheUser: rules of others in DOCKER-USER that let something pass
+// stay before ours, those that end the chain come behind.
+func TestRulesOfTheUser(t *testing.T) {
+	inNamespace(t, func() {
+		sh(t, "iptables -N DOCKER-USER; iptables -A FORWARD -j DOCKER-USER; iptables -A DOCKER-USER -s 192.168.64.9 -j DROP; iptables -A DOCKER-USER -j RETURN")
+		f := testFacts()
+		f.Engine.Network.GatewayMode = "nat-unprotected"
+		order := func() (out []string) {
+			for _, line := range strings.Split(sh(t, "iptables -S DOCKER-USER"), "\n") {
+				for _, word := range []string{"192.168.64.9", "forward-accept", "forward-return", "RETURN"} {
+					if strings.Contains(line, word) {
+						out = append(out, word)
+					}
+				}
+			}
+			return out
+		}
+		want := []string{"192.168.64.9", "forward-accept", "forward-return", "RETURN"}
+		for _, damage := range []string{"true", "iptables -D DOCKER-USER 2", "iptables -D DOCKER-USER 3"} {
+			sh(t, damage)
+			reconcile(t, f)
+			if got := order(); !slices.Equal(got, want) {
+				t.Errorf("%s: %v", damage, got)
+			}
+		}
+		sh(t, "iptables -D DOCKER-USER -j RETURN; iptables -D DOCKER-USER 2")
+		reconcile(t, f)
+		if got := order(); !slices.Equal(got, want[:3]) {
+			t.Errorf("without an end: %v", got)
+		}
+	})
+}
+
+// TestDockersRulesAreRecognised: a flush leaves Docker's chains and takes what
+// leads to them.
+func TestDockersRulesAreRecognised(t *testing.T) {
+	inNamespace(t, func() {
+		p, _ := netplanOf(t)
+		look := func() facts.Firewall {
+			_, fw, err := Current(context.Background(), p.Bridge)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return fw
+		}
+		sh(t, "iptables -t nat -N DOCKER; iptables -t nat -A PREROUTING -m addrtype --dst-type LOCAL -j DOCKER; iptables -N DOCKER; iptables -A FORWARD -o docker0 -j DOCKER")
+		if fw := look(); !fw.DockerNAT || !fw.DockerForward {
+			t.Errorf("Docker's rules: %+v", fw)
+		}
+		sh(t, "iptables -t nat -F")
+		if fw := look(); fw.DockerNAT || !fw.DockerForward {
+			t.Errorf("nat flushed: %+v", fw)
+		}
+		sh(t, "iptables -F")
+		if fw := look(); fw.DockerNAT || fw.DockerForward {
+			t.Errorf("filter flushed: %+v", fw)
 		}
 	})
 }

@@ -225,14 +225,15 @@ func prefixInterval(p netip.Prefix) Interval {
 	return Interval{from, from | uint32(uint64(1)<<(32-p.Bits())-1)}
 }
 
-// merge sorts intervals and joins those that touch: the kernel refuses
-// overlapping elements, and equal contents must compare as equal.
+// merge sorts intervals and joins those that overlap, which the kernel refuses.
+// Neighbours stay apart: a cluster that comes or goes is then one element more
+// or less, and the element of its neighbour, which is in use, is not replaced.
 func merge(in []Interval) Set {
 	s := slices.Clone(in)
 	slices.SortFunc(s, func(a, b Interval) int { return cmp.Compare(a.From, b.From) })
 	out := Set{}
 	for _, i := range s {
-		if n := len(out); n > 0 && uint64(i.From) <= uint64(out[n-1].To)+1 {
+		if n := len(out); n > 0 && i.From <= out[n-1].To {
 			out[n-1].To = max(out[n-1].To, i.To)
 			continue
 		}

@@ -23,18 +23,12 @@ type engineState struct {
 	since     time.Time
 }
 
-func (s *engineState) get() (facts.Engine, int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.engine, s.restarts
-}
-
-// settled reports whether the engine was asked, and its network looked after,
+// get also tells whether the engine was asked, and its network looked after,
 // with a configuration of at least this generation.
-func (s *engineState) settled(gen int64) bool {
+func (s *engineState) get(gen int64) (e facts.Engine, restarts int, settled bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.gen >= gen
+	return s.engine, s.restarts, s.gen >= gen
 }
 
 // runningSince tells since when the engine that runs now is known to run.
@@ -44,14 +38,15 @@ func (s *engineState) runningSince() (time.Time, bool) {
 	return s.since, s.engine.Running
 }
 
-// learn stores what Read found. An engine that does not answer keeps what was
-// known of it: its network and containers may well be alive (live-restore).
+// learn stores what Read found. An engine that does not answer, or not
+// everything, keeps what was known of it: its network and containers may well
+// be alive (live-restore).
 func (s *engineState) learn(e facts.Engine, gen int64) (changed bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !e.Running {
+	if !e.Known {
 		old := s.engine
-		old.Running, old.Reason, old.Problem = false, e.Reason, e.Problem
+		old.Running, old.Reason, old.Problem = e.Running, e.Reason, e.Problem
 		e = old
 	}
 	if e.Running && !s.engine.Running {
@@ -114,7 +109,7 @@ func (l *Loop) refreshDocker(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-poll.C:
-			if e, _ := l.dockerState.get(); e.Running && e.Problem == "" && e.Network.Problem == "" {
+			if e, _, _ := l.dockerState.get(0); e.Running && e.Problem == "" && e.Network.Problem == "" {
 				continue
 			}
 			l.dockerNews.Set("timer")

@@ -43,7 +43,7 @@ type Timing struct {
 	DockerSettle time.Duration // events of Docker are collected until this long a silence
 	DockerMax    time.Duration // but no longer than this
 	Resync       time.Duration // a look without news
-	Retry        time.Duration // after a failed look
+	Retry        time.Duration // after a failed look; doubled with each, up to maxRetries times this
 	Grace        time.Duration // how long Docker's own rules may be missing, and a started engine may be silent
 }
 
@@ -55,6 +55,10 @@ func Defaults() Timing {
 		Resync: 30 * time.Second, Retry: 100 * time.Millisecond, Grace: 5 * time.Second,
 	}
 }
+
+// maxRetries bounds the pause after a failed look: what cannot be mended must
+// not fill the log.
+const maxRetries = 64
 
 // calm is how long without a look the spacing of looks starts over.
 const calm = 250 * time.Millisecond
@@ -73,21 +77,24 @@ type Loop struct {
 	want want // configuration, guarded by its own lock
 
 	// Owned by the kernel goroutine.
-	applied     bool // rules were right at least once
-	steady      bool // the last converge wanted the same in all its rounds
+	applied     bool          // rules were right at least once
+	retry       time.Duration // the next pause after a failed look, 0 after a good one
 	dockerOddAt time.Time
 	lookedAt    time.Time
 	spacing     time.Duration
 
 	dockerState engineState
 	seen        seen
-	heartbeat   atomic.Int64 // unix nanoseconds of the last round
+	heartbeat   atomic.Pointer[time.Time] // of the last round
 }
 
 // Alive reports whether the reconciling goroutine went through its loop within
-// d, or within its resync interval where that is longer.
+// d, or within its resync interval where that is longer. A clock that is set
+// (the guest of a computer that slept) does not matter: the time of the last
+// round is kept with its monotonic reading.
 func (l *Loop) Alive(d time.Duration) bool {
-	return time.Since(time.Unix(0, l.heartbeat.Load())) < max(d, 2*l.timing.Resync)
+	last := l.heartbeat.Load()
+	return last != nil && time.Since(*last) < max(d, 2*l.timing.Resync)
 }
 
 // Options for New.
@@ -131,7 +138,8 @@ func (l *Loop) reconcile(ctx context.Context) {
 	retry.Stop()
 	l.spacing = l.timing.MinSpacing
 	for {
-		l.heartbeat.Store(time.Now().UnixNano())
+		now := time.Now()
+		l.heartbeat.Store(&now)
 		select {
 		case <-ctx.Done():
 			return
@@ -179,97 +187,121 @@ func (l *Loop) look(ctx context.Context, reason string, since time.Time) time.Du
 	if err != nil {
 		return 0 // a validated configuration has a plan
 	}
-	engine, restarts := l.dockerState.get()
-	f, want, have, changed, err := l.converge(ctx, cfg, plan, engine)
-	// Damage is what had to be changed while the same was wanted throughout.
-	repair := l.remember(plan, f, want) && l.steady && l.applied
+	engine, restarts, settled := l.dockerState.get(gen)
+	r, err := l.converge(ctx, cfg, plan, engine)
 	if ctx.Err() != nil {
 		return 0
 	}
 	took := time.Since(since)
 	switch {
-	case err != nil:
+	case err != nil && l.retry == 0:
 		l.log.Error("rules could not be brought in sync", "reason", reason, "error", err)
 		l.spacing = l.timing.MinSpacing
-	case changed != "":
-		l.log.Info("rules applied", "reason", reason, "changed", changed, "millis", millis(took))
+	case err == nil && r.changed():
+		l.log.Info("rules applied", "reason", reason, "changed", r.first.String(), "millis", millis(took))
 		l.spacing = l.timing.MinSpacing
 	case time.Since(l.lookedAt) > calm:
 		l.spacing = l.timing.MinSpacing
 	default:
 		l.spacing = min(l.spacing*2, l.timing.MaxSpacing)
 	}
-	l.log.Debug("looked", "reason", reason, "changed", changed, "millis", millis(took))
-	odd := l.dockerRulesOdd(f)
+	l.log.Debug("looked", "reason", reason, "changed", r.first.String(), "millis", millis(took), "error", err)
+	if err != nil {
+		l.retry = min(max(2*l.retry, l.timing.Retry), maxRetries*l.timing.Retry)
+	} else {
+		l.retry = 0
+	}
+	if !r.read { // what was known is better than nothing
+		l.board.Update(reason, func(s *api.Status) { outOfSync(s, err) })
+		return l.retry
+	}
+	repair := l.remember(plan, r) && l.applied
+	odd := l.dockerRulesOdd(r.facts)
 	l.board.Update(reason, func(s *api.Status) {
-		describe(s, cfg, plan, f, want, have, restarts)
-		conditions(s, cfg, f, odd)
-		s.Network.InSync = err == nil
+		describe(s, cfg, plan, r.facts, r.want, r.have, restarts)
+		conditions(s, cfg, r.facts, odd)
 		if err != nil {
-			setCondition(s, api.CondRules, api.False, "OutOfSync", err.Error())
-		} else {
-			setCondition(s, api.CondRules, api.True, "InSync", "all rules are in the kernel as wanted")
+			outOfSync(s, err)
+			return
 		}
-		if changed != "" && err == nil {
+		s.Network.InSync = true
+		setCondition(s, api.CondRules, api.True, "InSync", "all rules are in the kernel as wanted")
+		if r.changed() {
 			s.Network.LastApplied = time.Now()
-			s.Network.LastReason = reason + ": " + changed
+			s.Network.LastReason = reason + ": " + r.first.String()
 			if repair {
 				s.Network.Repairs++
 				s.Network.LastRepairMillis = millis(took)
 			}
 		}
 		// Docker is settled once it was asked with this configuration.
-		if err == nil && l.dockerState.settled(gen) {
+		if settled {
 			s.Generation.Reconciled = gen
 		}
-		s.Generation.Desired = gen
 	})
 	l.applied = l.applied || err == nil
 	switch {
 	case err != nil:
-		return l.timing.Retry
+		return l.retry
 	case odd == oddWaiting:
 		return l.timing.Grace
 	}
 	return 0
 }
 
+func outOfSync(s *api.Status, err error) {
+	s.Network.InSync = false
+	setCondition(s, api.CondRules, api.False, "OutOfSync", err.Error())
+}
+
+// round is what one round found and did.
+type round struct {
+	facts facts.Facts
+	want  network.Ruleset
+	have  network.State
+	read  bool // everything above is there
+
+	// What was different at first, and what was wanted then: Docker, while it
+	// starts, changes from one moment to the next what is wanted.
+	first     network.Change
+	firstWant network.Ruleset
+}
+
+func (r round) changed() bool { return r.read && !r.first.Empty() }
+
 // converge reads, computes, applies and reads back until the kernel is as
-// wanted. changed says in words what was different at first.
-func (l *Loop) converge(ctx context.Context, cfg config.Config, plan netplan.Plan, engine facts.Engine) (
-	f facts.Facts, want network.Ruleset, have network.State, changed string, err error) {
-	l.steady = true
-	var first network.Ruleset
-	for attempt := range 8 {
-		if f, have, err = l.read(ctx, cfg, plan, engine); err != nil {
-			return f, want, have, changed, err
+// wanted.
+func (l *Loop) converge(ctx context.Context, cfg config.Config, plan netplan.Plan, engine facts.Engine) (round, error) {
+	var r round
+	for attempt := 0; ; attempt++ {
+		f, have, err := l.read(ctx, cfg, plan, engine)
+		if err != nil {
+			return r, err
 		}
-		want = desired(cfg, plan, f, have)
-		if attempt == 0 {
-			first = want
+		r.facts, r.have, r.want = f, have, desired(cfg, plan, f, have)
+		d := network.Diff(r.want, have, f)
+		if !r.read {
+			r.first, r.firstWant, r.read = d, r.want, true
 		}
-		l.steady = l.steady && want.String() == first.String()
-		d := network.Diff(want, have, f)
-		if d.Empty() {
-			return f, want, have, changed, nil
-		}
-		if changed == "" {
-			changed = d.String()
+		switch {
+		case d.Empty():
+			return r, nil
+		case attempt == maxAttempts:
+			return r, fmt.Errorf("somebody else keeps changing the rules: %v", d)
 		}
 		if d.IPForward {
-			if err = l.kernel.EnableForwarding(ctx); err != nil {
-				return f, want, have, changed, err
+			if err := l.kernel.EnableForwarding(ctx); err != nil {
+				return r, err
 			}
 		}
-		if err = l.kernel.Apply(ctx, d); err != nil && !network.Stale(err) {
-			return f, want, have, changed, err
-		}
-		if attempt == 7 {
-			err = fmt.Errorf("somebody else keeps changing the rules: %v", d)
+		if err := l.kernel.Apply(ctx, d); err != nil && !network.Stale(err) {
+			return r, err
 		}
 	}
-	return f, want, have, changed, err
 }
+
+// maxAttempts bounds how often rules are applied in one round.
+const maxAttempts = 8
 
 func desired(cfg config.Config, plan netplan.Plan, f facts.Facts, have network.State) network.Ruleset {
 	want := network.Desired(cfg, plan, f)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/netip"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -28,13 +29,18 @@ type fakeKernel struct {
 	looks   int
 	applies int
 	fail    []error // of the next applies
+	failing error   // of every reading
+	reading func()  // called at the start of each look
 }
 
 func (k *fakeKernel) Facts(context.Context, facts.KernelQuery) (facts.Facts, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.looks++
-	return k.facts, nil
+	if k.reading != nil {
+		k.reading()
+	}
+	return k.facts, k.failing
 }
 
 func (k *fakeKernel) Rules(context.Context, netip.Prefix) (network.State, facts.Firewall, error) {
@@ -79,6 +85,12 @@ func (k *fakeKernel) damage(fail ...error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.synced, k.fail = false, fail
+}
+
+func (k *fakeKernel) set(f func(*fakeKernel)) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	f(k)
 }
 
 func (k *fakeKernel) counts() (looks, applies int) {
@@ -127,6 +139,7 @@ type world struct {
 	kernel *fakeKernel
 	engine *fakeEngine
 	board  *Board
+	logged *lines
 }
 
 func start(t *testing.T) *world {
@@ -138,11 +151,11 @@ func start(t *testing.T) *world {
 		}},
 		engine: &fakeEngine{notify: make(chan docker.Signal), engine: facts.Engine{Known: true, Running: true, Version: "29.0.0", Backend: "iptables",
 			Network: facts.DockerNetwork{Reason: "Missing", Problem: "none"}}},
-		board: NewBoard(api.Status{}),
+		board: NewBoard(api.Status{}), logged: &lines{},
 	}
 	timing := Defaults()
 	timing.Retry, timing.DockerSettle, timing.Grace = 5*time.Millisecond, 30*time.Millisecond, 50*time.Millisecond
-	w.Loop = New(Options{Engine: w.engine, Kernel: w.kernel, Log: slog.New(slog.DiscardHandler), Timing: timing, Board: w.board})
+	w.Loop = New(Options{Engine: w.engine, Kernel: w.kernel, Log: slog.New(slog.NewTextHandler(w.logged, nil)), Timing: timing, Board: w.board})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); w.Run(ctx) }()
@@ -356,4 +369,95 @@ func TestBoardFollow(t *testing.T) {
 	if b.Status().Conditions[0].Status != api.False {
 		t.Error("the board's own status was handed out")
 	}
+}
+
+// TestFailedReadingKeepsTheStatus: what was known stays; what failed is said
+// once in the log and tried again with growing pauses.
+func TestFailedReadingKeepsTheStatus(t *testing.T) {
+	w := start(t)
+	w.SetConfig(config.Default(), nil)
+	w.wait(t, "sync", api.Status.Healthy)
+	w.kernel.set(func(k *fakeKernel) { k.failing = errors.New("no such luck") })
+	w.Kick("test")
+	s := w.wait(t, "OutOfSync", func(s api.Status) bool { return !s.Network.InSync })
+	if s.Uplink.Address != "192.168.64.3" || !s.Docker.Running || cond(s, api.CondUplink).Status != api.True || cond(s, api.CondRules).Message != "no such luck" {
+		t.Errorf("%+v", s)
+	}
+	before, _ := w.kernel.counts()
+	time.Sleep(300 * time.Millisecond)
+	if after, _ := w.kernel.counts(); after-before > 8 {
+		t.Errorf("%d looks in 300 ms of failure", after-before)
+	}
+	if n := w.logged.count("could not be brought in sync"); n != 1 {
+		t.Errorf("said %d times", n)
+	}
+	w.kernel.set(func(k *fakeKernel) { k.failing = nil })
+	w.wait(t, "sync without further news", api.Status.Healthy)
+	w.kernel.damage()
+	w.Kick("test")
+	w.wait(t, "a repair", func(s api.Status) bool { return s.Network.Repairs == 1 && s.Network.InSync })
+}
+
+// TestReconciledIsNotEarly: a look that began before Docker was asked with a
+// configuration says nothing about that configuration.
+func TestReconciledIsNotEarly(t *testing.T) {
+	const gen = 5
+	e := facts.Engine{Known: true, Running: true, Network: facts.DockerNetwork{Found: true}}
+	k := &fakeKernel{}
+	l := New(Options{Kernel: k, Log: slog.New(slog.DiscardHandler), Timing: Defaults(), Board: NewBoard(api.Status{})})
+	l.want.cfg, l.want.gen = config.Default(), gen
+	k.reading = func() { l.dockerState.learn(e, gen) } // Docker's answer comes while the look is under way
+	l.look(t.Context(), "test", time.Now())
+	if g := l.board.Status().Generation; g.Reconciled == gen {
+		t.Errorf("%+v after a look with what Docker was before", g)
+	}
+	l.look(t.Context(), "test", time.Now())
+	if g := l.board.Status().Generation; g.Reconciled != gen {
+		t.Errorf("%+v", g)
+	}
+	// a configuration that comes during a look stays the desired one
+	k.reading = func() { l.SetConfig(config.Default(), nil) }
+	l.look(t.Context(), "test", time.Now())
+	if g := l.board.Status().Generation; g.Desired <= gen {
+		t.Errorf("%+v, a look took back what came meanwhile", g)
+	}
+}
+
+// TestAliveOverASetClock: the last round is remembered with its monotonic time.
+func TestAliveOverASetClock(t *testing.T) {
+	w := start(t)
+	w.SetConfig(config.Default(), nil)
+	w.wait(t, "sync", api.Status.Healthy)
+	if !w.Alive(time.Second) {
+		t.Error("not alive")
+	}
+	if last := w.heartbeat.Load(); last.Round(0) == *last {
+		t.Error("the last round's time has no monotonic reading: a clock that is set makes it old")
+	}
+	old := time.Now().Add(-2 * w.timing.Resync)
+	l := New(Options{Timing: w.timing})
+	if l.Alive(time.Hour) {
+		t.Error("alive before the first round")
+	}
+	if l.heartbeat.Store(&old); l.Alive(time.Second) {
+		t.Error("a loop that hangs is alive")
+	}
+}
+
+// lines counts what was logged.
+type lines struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *lines) count(part string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.text.String(), part)
 }

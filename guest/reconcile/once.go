@@ -42,6 +42,9 @@ func Once(ctx context.Context, k Kernel, cfg config.Config, engine facts.Engine)
 		return "", err
 	}
 	l := &Loop{kernel: k}
-	_, _, _, changed, err = l.converge(ctx, cfg, plan, engine)
+	r, err := l.converge(ctx, cfg, plan, engine)
+	if r.changed() {
+		changed = r.first.String()
+	}
 	return changed, err
 }

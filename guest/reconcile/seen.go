@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"context"
+	"slices"
 	"sync"
 
 	"klimax/guest/facts"
@@ -19,14 +20,20 @@ type seen struct {
 	want  network.Ruleset
 }
 
-// remember keeps a look and reports whether it wanted the same as the one
-// before: what then had to be changed was damage.
-func (l *Loop) remember(p netplan.Plan, f facts.Facts, want network.Ruleset) (same bool) {
+// remember keeps a look and reports whether it found damage: something that was
+// wanted when it began as it was wanted in the look before, and was not there.
+func (l *Loop) remember(p netplan.Plan, r round) (damage bool) {
 	l.seen.mu.Lock()
 	defer l.seen.mu.Unlock()
-	same = l.seen.valid && l.seen.want.String() == want.String()
-	l.seen.valid, l.seen.plan, l.seen.facts, l.seen.want = true, p, f, want
-	return same
+	damage = l.seen.valid && damaged(r.first, l.seen.want, r.firstWant)
+	l.seen.valid, l.seen.plan, l.seen.facts, l.seen.want = true, p, r.facts, r.want
+	return damage
+}
+
+func damaged(d network.Change, before, now network.Ruleset) bool {
+	return d.Rebuild || d.IPForward ||
+		slices.ContainsFunc(d.Sets, func(name string) bool { return slices.Equal(before.Sets[name], now.Sets[name]) }) ||
+		slices.ContainsFunc(d.Chains, func(ch network.Chain) bool { return slices.Equal(before.Rules[ch], now.Rules[ch]) })
 }
 
 // RefreshCounters puts what the rules have matched until now on the board.
@@ -41,5 +48,9 @@ func (l *Loop) RefreshCounters(ctx context.Context) {
 	if err != nil {
 		return // the next look will say so
 	}
-	l.board.refresh(func(s *api.Status) { s.Network.Rules = network.Summary(want, have, f) })
+	l.seen.mu.Lock()
+	defer l.seen.mu.Unlock()
+	if l.seen.want.String() == want.String() { // else a look came in between
+		l.board.refresh(func(s *api.Status) { s.Network.Rules = network.Summary(want, have, f) })
+	}
 }

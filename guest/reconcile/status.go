@@ -177,7 +177,11 @@ func backendCondition(s *api.Status, cfg config.Config, f facts.Facts) {
 	case len(fw.LegacyTables) > 0 && !fw.LegacyDocker && fw.LegacyForwardDrop:
 		setCondition(s, api.CondBackend, api.False, "LegacyIPTables", "iptables-legacy has a FORWARD policy of DROP beside Docker's nf_tables rules: iptables-legacy -P FORWARD ACCEPT")
 	case access == network.AccessDaemonMark && (!fw.DockerMark || fw.DockerRawDrop):
-		setCondition(s, api.CondBackend, api.False, "DirectRoutingOff", fmt.Sprintf("the network %s was made by somebody else, and Docker's nftables backend drops direct traffic to it: set \"allow-direct-routing\": true and \"bridge-accept-fwmark\": \"%#x/%#x\" in /etc/docker/daemon.json and restart Docker, or remove the network and let klimax make it", cfg.Network.DockerNetwork, network.DirectMark, network.DirectMark))
+		by := "by somebody else"
+		if f.Engine.Network.Ours {
+			by = "with an older engine"
+		}
+		setCondition(s, api.CondBackend, api.False, "DirectRoutingOff", fmt.Sprintf("the network %s was made %s, and Docker's nftables backend drops direct traffic to it: set \"allow-direct-routing\": true and \"bridge-accept-fwmark\": \"%#x/%#x\" in /etc/docker/daemon.json and restart Docker, or remove the network and let klimax make it", cfg.Network.DockerNetwork, by, network.DirectMark, network.DirectMark))
 	case fw.LegacyDocker:
 		setCondition(s, api.CondBackend, api.True, "LegacyIPTables", "Docker's rules are in iptables-legacy; klimax's own table in nf_tables works beside them")
 	default:

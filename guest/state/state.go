@@ -4,6 +4,7 @@
 package state
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -59,6 +60,20 @@ func WriteFile(path string, data []byte, mode os.FileMode) error {
 	return nil
 }
 
+// Check tries whether the directory can be written, with a file that is there
+// for a moment only.
+func (d Dir) Check() error {
+	if err := os.MkdirAll(string(d), 0o700); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(string(d), ".check.*")
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString("klimax\n")
+	return errors.Join(err, f.Sync(), f.Close(), os.Remove(f.Name()))
+}
+
 // Lock is a lock that is held.
 type Lock struct{ f *os.File }
 
@@ -74,7 +89,7 @@ func (e *HeldError) Error() string {
 
 // LockAgent takes the lock that one agent holds for its life, or fails with a
 // *HeldError at once.
-func (d Dir) LockAgent() (*Lock, error) { return d.lock(fileAgentLock, 0) }
+func (d Dir) LockAgent() (*Lock, error) { return d.lock(context.Background(), fileAgentLock, 0) }
 
 // AgentRunning returns the PID of the agent that holds the lock, 0 for none.
 func (d Dir) AgentRunning() int {
@@ -90,10 +105,12 @@ func (d Dir) AgentRunning() int {
 }
 
 // LockNetwork takes the lock that guards reading, comparing and applying
-// rules, waiting for at most wait.
-func (d Dir) LockNetwork(wait time.Duration) (*Lock, error) { return d.lock(fileNetworkLock, wait) }
+// rules, waiting for at most wait and no longer than the context lasts.
+func (d Dir) LockNetwork(ctx context.Context, wait time.Duration) (*Lock, error) {
+	return d.lock(ctx, fileNetworkLock, wait)
+}
 
-func (d Dir) lock(name string, wait time.Duration) (*Lock, error) {
+func (d Dir) lock(ctx context.Context, name string, wait time.Duration) (*Lock, error) {
 	if err := os.MkdirAll(string(d), 0o700); err != nil {
 		return nil, fmt.Errorf("make the state directory: %w", err)
 	}
@@ -107,7 +124,7 @@ func (d Dir) lock(name string, wait time.Duration) (*Lock, error) {
 		if err == nil {
 			break
 		}
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || time.Now().After(end) {
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || time.Now().After(end) || ctx.Err() != nil {
 			pid := readPID(f)
 			_ = f.Close()
 			if errors.Is(err, unix.EWOULDBLOCK) {

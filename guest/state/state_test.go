@@ -1,6 +1,7 @@
 package state
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -62,20 +63,39 @@ func TestLocks(t *testing.T) {
 		t.Error("unlocked")
 	}
 	// the network lock waits
-	n, err := d.LockNetwork(0)
+	n, err := d.LockNetwork(t.Context(), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.LockNetwork(20 * time.Millisecond); !errors.As(err, &held) {
+	if _, err := d.LockNetwork(t.Context(), 20*time.Millisecond); !errors.As(err, &held) {
 		t.Errorf("not held: %v", err)
 	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	start := time.Now()
+	if _, err := d.LockNetwork(ctx, time.Minute); !errors.As(err, &held) || time.Since(start) > time.Second {
+		t.Errorf("with a context that ends: %v after %v", err, time.Since(start))
+	}
 	time.AfterFunc(20*time.Millisecond, n.Unlock)
-	if n, err = d.LockNetwork(2 * time.Second); err != nil {
+	if n, err = d.LockNetwork(t.Context(), 2*time.Second); err != nil {
 		t.Errorf("not given after the wait: %v", err)
 	} else {
 		n.Unlock()
 	}
 	if _, err := Dir("/dev/null/x").LockAgent(); err == nil {
 		t.Error("a lock below a device")
+	}
+}
+
+func TestCheck(t *testing.T) {
+	d := Dir(filepath.Join(t.TempDir(), "s"))
+	if err := d.Check(); err != nil {
+		t.Error(err)
+	}
+	if list, err := os.ReadDir(string(d)); err != nil || len(list) != 0 {
+		t.Errorf("left behind: %v %v", list, err)
+	}
+	if err := Dir("/dev/null/x").Check(); err == nil {
+		t.Error("a directory below a device can be written")
 	}
 }

@@ -22,8 +22,12 @@ type Notify func(reason string)
 // made anew and everything is read again.
 const receiveBuffer = 4 << 20
 
-// resubscribe is the pause before a broken subscription is made anew.
-const resubscribe = 10 * time.Millisecond
+// The pause before a broken subscription is made anew: short after one that
+// held, doubled while none does.
+const (
+	firstPause = 10 * time.Millisecond
+	lastPause  = 5 * time.Second
+)
 
 // rtnetlink groups, linux/rtnetlink.h.
 const (
@@ -97,27 +101,33 @@ func Links(ctx context.Context, log *slog.Logger, notify Notify) {
 }
 
 // subscribe reads one multicast subscription until the context ends. Whenever
-// it has to be made anew it notifies, because news may have been lost.
+// it begins it notifies: what happened before was not told.
 func subscribe(ctx context.Context, log *slog.Logger, what string, family int, groups []uint32, notify Notify, reason func([]netlink.Message) string) {
-	for first := true; ctx.Err() == nil; first = false {
-		if !first {
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(resubscribe):
-			}
+	pause := firstPause
+	begin := "start"
+	for ctx.Err() == nil {
+		held, err := receive(ctx, family, groups, begin, notify, reason)
+		if ctx.Err() != nil {
+			return
 		}
-		err := receive(ctx, what, family, groups, !first, notify, reason)
-		if ctx.Err() == nil {
-			log.Info("notifications broke off, subscribing again", "source", what, "error", err)
+		if held {
+			pause, begin = firstPause, what+" notifications were lost"
 		}
+		log.Info("notifications broke off, subscribing again", "source", what, "in", pause, "error", err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, lastPause)
 	}
 }
 
-func receive(ctx context.Context, what string, family int, groups []uint32, again bool, notify Notify, reason func([]netlink.Message) string) error {
+// receive is one subscription, begin what it notifies of when it has come
+// about; held tells whether it did.
+func receive(ctx context.Context, family int, groups []uint32, begin string, notify Notify, reason func([]netlink.Message) string) (held bool, err error) {
 	conn, err := netlink.Dial(family, nil)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer func() { _ = conn.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })
@@ -126,16 +136,14 @@ func receive(ctx context.Context, what string, family int, groups []uint32, agai
 	_ = conn.SetReadBuffer(receiveBuffer)
 	for _, g := range groups {
 		if err := conn.JoinGroup(g); err != nil {
-			return fmt.Errorf("join group %d: %w", g, err)
+			return false, fmt.Errorf("join group %d: %w", g, err)
 		}
 	}
-	if again {
-		notify(what + " notifications were lost")
-	}
+	notify(begin)
 	for {
 		msgs, err := conn.Receive()
 		if err != nil {
-			return err
+			return true, err
 		}
 		if r := reason(msgs); r != "" {
 			notify(r)

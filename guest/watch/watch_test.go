@@ -1,7 +1,11 @@
 package watch
 
 import (
+	"context"
+	"log/slog"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -23,5 +27,16 @@ func TestCommitter(t *testing.T) {
 		if pid, _ := committer(bad); pid != 0 {
 			t.Errorf("%v: %d", bad, pid)
 		}
+	}
+}
+
+// TestNoSubscription: one that cannot be had is asked for with growing pauses.
+func TestNoSubscription(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	var log strings.Builder
+	subscribe(ctx, slog.New(slog.NewTextHandler(&log, nil)), "nothing", unix.NETLINK_ROUTE, []uint32{1 << 30}, func(reason string) { t.Error(reason) }, nil)
+	if n := strings.Count(log.String(), "subscribing again"); n < 2 || n > 6 {
+		t.Errorf("%d attempts in 300 ms:\n%s", n, log.String())
 	}
 }

@@ -55,6 +55,15 @@ func TestQuantile(t *testing.T) {
 	}
 }
 
+func TestVersus(t *testing.T) {
+	if r := ratios([]float64{1, 9, 4}, []float64{2, 3}); !slices.Equal(r, []float64{0.5, 3}) {
+		t.Errorf("%v", r)
+	}
+	if s := versus([]float64{9, 20, 27}, []float64{10, 20, 30}); s != "90.0 % (half of 3 rounds: 90 to 100 %); 20.00 to 20.00 Gbit/s" {
+		t.Error(s)
+	}
+}
+
 // samples makes a loop's result: one connection every 20 ms, "." answered by
 // peer, "x" lost.
 func samples(start time.Time, peer, pattern string) lab.Result {

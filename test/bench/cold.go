@@ -59,7 +59,7 @@ func (b *bench) coldRestart(ctx context.Context) {
 			b.add(into)
 			b.add(out)
 			if !into.OK || !out.OK {
-				b.detail("%s: %s: first callers %v, all callers %v\n%s", section, name, c.First, c.Callers, Series{Timeline: c.Timeline}.story())
+				b.detail("%s: %s: first callers %v, all callers %v\n%s", section, name, c.First, c.Callers, story(c.Timeline))
 			}
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"slices"
@@ -66,7 +67,7 @@ func sections() []section {
 		{"restart", "Docker restarts with live-restore, and the usual design beside it", (*bench).restart, (*bench).restartCost},
 		{"cold", "Docker restarts without live-restore", (*bench).coldRestart, (*bench).coldCost},
 		{"repair", "from deleting rules to rules back", (*bench).repair, (*bench).repairCost},
-		{"throughput", "mac to VIP, against no firewall and docker-proxy", (*bench).throughput, (*bench).throughputCost},
+		{"throughput", "mac to VIP, no firewall, docker-proxy", (*bench).throughput, (*bench).throughputCost},
 		{"footprint", "memory, CPU, binaries, times of commands", (*bench).footprint, (*bench).footprintCost},
 	}
 }
@@ -151,7 +152,7 @@ func setUp(args []string, out, progress io.Writer) (*bench, []section, error) {
 	f.IntVar(&o.cold, "cold", 5, "restarts without live-restore per engine and signal")
 	f.IntVar(&o.usual, "usual", 10, "restarts of the usual design per engine and FORWARD policy")
 	f.IntVar(&o.rounds, "rounds", 200, "repairs per kind of damage")
-	f.IntVar(&o.pairs, "pairs", 21, "rounds of throughput, each path once per round")
+	f.IntVar(&o.pairs, "pairs", 41, "rounds of throughput, each path once per round")
 	f.DurationVar(&o.idle, "idle", time.Minute, "how long the idle agent is watched")
 	if err := f.Parse(args); err != nil {
 		return nil, nil, err
@@ -165,7 +166,7 @@ func setUp(args []string, out, progress io.Writer) (*bench, []section, error) {
 	if o.quick {
 		given := map[string]bool{}
 		f.Visit(func(f *flag.Flag) { given[f.Name] = true })
-		for name, v := range map[string]string{"restarts": "3", "cold": "1", "usual": "2", "rounds": "20", "pairs": "2", "idle": "10s"} {
+		for name, v := range map[string]string{"restarts": "3", "cold": "1", "usual": "2", "rounds": "20", "pairs": "5", "idle": "10s"} {
 			if !given[name] {
 				if err := f.Set(name, v); err != nil {
 					return nil, nil, err
@@ -227,6 +228,9 @@ func (b *bench) copyPrograms() error {
 			os.RemoveAll(dir)
 			return fmt.Errorf("%w; build the programs first: make build", err)
 		}
+	}
+	if out, err := exec.Command(b.guest, "version").Output(); err == nil {
+		b.Version = strings.TrimSpace(string(out))
 	}
 	return nil
 }

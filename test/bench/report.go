@@ -16,8 +16,6 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
-
-	"klimax/shared/version"
 )
 
 // Kind says what a miss of a line means.
@@ -53,7 +51,7 @@ func (l Line) verdict() string {
 
 // Report is everything that was measured in one run.
 type Report struct {
-	Version string    `json:"version"`
+	Version string    `json:"version"` // of klimax-guest
 	Kernel  string    `json:"kernel"`
 	CPUs    int       `json:"cpus"`
 	Started time.Time `json:"started"`
@@ -67,7 +65,7 @@ type Report struct {
 }
 
 func newReport(progress io.Writer) *Report {
-	r := &Report{Version: version.Version, CPUs: runtime.NumCPU(), Started: time.Now(), Args: os.Args[1:], progress: progress}
+	r := &Report{CPUs: runtime.NumCPU(), Started: time.Now(), Args: os.Args[1:], progress: progress}
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
 		r.Kernel = unix.ByteSliceToString(u.Release[:])
@@ -132,7 +130,7 @@ func (r *Report) met(k Kind) (met, all int) {
 
 // table prints the lines by section, the details and the sums.
 func (r *Report) table(w io.Writer) {
-	fmt.Fprintf(w, "\nklimax %s, Linux %s, %d CPUs, %.0f s, load at start %s, at end %s\n", r.Version, r.Kernel, r.CPUs, r.Seconds, r.Load[0], r.Load[1])
+	fmt.Fprintf(w, "\n%s, Linux %s, %d CPUs, %.0f s, load at start %s, at end %s\n", r.Version, r.Kernel, r.CPUs, r.Seconds, r.Load[0], r.Load[1])
 	rows := [][5]string{}
 	for i, l := range r.Lines {
 		if i == 0 || l.Section != r.Lines[i-1].Section {

@@ -241,11 +241,7 @@ func rest(t *bed, d time.Duration) {
 	}
 }
 
-// storyLines is how many events of a timeline are printed; the JSON has all.
-const storyLines = 120
-
-// story is the timeline of the losses, for people. Times are relative to the
-// first line.
+// story is what a person has to know about losses, with their timeline.
 func (s Series) story() string {
 	var b strings.Builder
 	for _, e := range s.FlowErrors {
@@ -255,12 +251,6 @@ func (s Series) story() string {
 	for _, w := range s.Ways {
 		fmt.Fprintf(&b, "  %s: %d of %d lost, peers %v\n", w.Name, w.Lost, w.Total, w.Peers)
 	}
-	for i, e := range s.Timeline {
-		if i == storyLines {
-			fmt.Fprintf(&b, "  … %d more events, see -json\n", len(s.Timeline)-i)
-			break
-		}
-		fmt.Fprintf(&b, "  %10.1f ms  %s\n", millis(e.At.Sub(s.Timeline[0].At)), e.What)
-	}
+	b.WriteString(story(s.Timeline))
 	return b.String()
 }

@@ -207,6 +207,31 @@ func (t *timeline) logs(who, path string) {
 	}
 }
 
+// between are the events from one time to another, in order.
+func (t *timeline) between(from, to time.Time) []Event {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	out := slices.DeleteFunc(slices.Clone(t.events), func(e Event) bool { return e.At.Before(from) || e.At.After(to) })
+	slices.SortStableFunc(out, func(a, b Event) int { return a.At.Compare(b.At) })
+	return out
+}
+
+// storyLines is how many events of a timeline are printed; the JSON has all.
+const storyLines = 120
+
+// story is a timeline for people, in milliseconds since its first event.
+func story(events []Event) string {
+	var b strings.Builder
+	for i, e := range events {
+		if i == storyLines {
+			fmt.Fprintf(&b, "  … %d more events, see -json\n", len(events)-i)
+			break
+		}
+		fmt.Fprintf(&b, "  %10.1f ms  %s\n", millis(e.At.Sub(events[0].At)), e.What)
+	}
+	return b.String()
+}
+
 // around are the events near a loss, with the losses themselves, in order. A
 // connection in which nothing answers is lost at once at its SYN, or a packet
 // of it is at any time while it takes.
