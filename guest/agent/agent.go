@@ -165,10 +165,14 @@ func (a *agent) recheckState(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			if a.stateBad.Load() {
-				a.stateFailed(state.Dir(a.o.StateDir).Check())
-			}
+			a.checkState()
 		}
+	}
+}
+
+func (a *agent) checkState() {
+	if a.stateBad.Load() {
+		a.stateFailed(state.Dir(a.o.StateDir).Check())
 	}
 }
 

@@ -143,26 +143,25 @@ func Desired(c config.Config, p netplan.Plan, f facts.Facts) Ruleset {
 
 	// The guard. Its drops are final, whatever Docker accepts later. The
 	// guest's own traffic arrives on lo. A container's replies from elsewhere
-	// carry the guest's address here: the guard runs before conntrack.
+	// carry the guest's address here: the guard runs before conntrack. Every
+	// packet passes here, so what most of them match comes as early as it may.
 	add(api.RuleGuardLocal, OwnGuard, Match{In: "lo"}, Accept)
-	if up != "" {
-		add(api.RuleGuardAPI, OwnGuard, Match{In: up, SrcSet: setAllow, TCPPortSet: setAPIPorts, Local: true}, Accept)
-	}
-	add(api.RuleGuardAPI, OwnGuard, Match{TCPPortSet: setAPIPorts, Local: true}, Drop)
 	add(api.RuleGuardMirrors, OwnGuard, Match{In: br, SrcSet: setNodes, DstSet: setMirrors}, Accept)
 	add(api.RuleGuardMirrors, OwnGuard, Match{DstSet: setMirrors}, Drop)
-	add(api.RuleGuardLocal, OwnGuard, Match{In: br}, Accept)
-	for _, n := range former(p, f.Engine) {
-		if n.Bridge != br {
-			add(api.RuleGuardLocal, OwnGuard, Match{In: n.Bridge}, Accept)
-		}
-	}
 	if up != "" {
 		if wantMark(f) {
 			add(api.RuleDirectMark, OwnGuard, Match{In: up, SrcSet: setAllow, DstSet: setRanges}, Mark)
 		}
 		add(api.RuleGuardAllow, OwnGuard, Match{In: up, SrcSet: setAllow, DstSet: setRanges}, Accept)
+		add(api.RuleGuardAPI, OwnGuard, Match{In: up, SrcSet: setAllow, TCPPortSet: setAPIPorts, Local: true}, Accept)
 		add(api.RuleSNATExempt, OwnPostrouting, Match{Out: up, SrcSet: setRanges, DstSet: setAllow}, SNATSelf)
+	}
+	add(api.RuleGuardAPI, OwnGuard, Match{TCPPortSet: setAPIPorts, Local: true}, Drop)
+	add(api.RuleGuardLocal, OwnGuard, Match{In: br}, Accept)
+	for _, n := range former(p, f.Engine) {
+		if n.Bridge != br {
+			add(api.RuleGuardLocal, OwnGuard, Match{In: n.Bridge}, Accept)
+		}
 	}
 	add(api.RuleGuard, OwnGuard, Match{DstSet: setRanges}, Drop)
 

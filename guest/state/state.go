@@ -88,8 +88,10 @@ func (e *HeldError) Error() string {
 }
 
 // LockAgent takes the lock that one agent holds for its life, or fails with a
-// *HeldError at once.
-func (d Dir) LockAgent() (*Lock, error) { return d.lock(context.Background(), fileAgentLock, 0) }
+// *HeldError. It waits for no longer than AgentRunning may hold it elsewhere.
+func (d Dir) LockAgent() (*Lock, error) {
+	return d.lock(context.Background(), fileAgentLock, 100*time.Millisecond)
+}
 
 // AgentRunning returns the PID of the agent that holds the lock, 0 for none.
 func (d Dir) AgentRunning() int {

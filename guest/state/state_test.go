@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestWriteFile(t *testing.T) {
@@ -61,6 +63,20 @@ func TestLocks(t *testing.T) {
 	l.Unlock()
 	if d.AgentRunning() != 0 {
 		t.Error("unlocked")
+	}
+	// somebody who only looks is no other agent
+	f, err := os.Open(filepath.Join(string(d), fileAgentLock))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_SH); err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(20*time.Millisecond, func() { _ = f.Close() })
+	if l, err = d.LockAgent(); err != nil {
+		t.Errorf("beside one who looks: %v", err)
+	} else {
+		l.Unlock()
 	}
 	// the network lock waits
 	n, err := d.LockNetwork(t.Context(), 0)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/mdlayher/netlink"
@@ -46,21 +47,27 @@ const newGen = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN
 // NFTables reports every commit to nftables in this network namespace that was
 // not made by this process.
 func NFTables(ctx context.Context, log *slog.Logger, notify Notify) {
-	self := uint32(os.Getpid())
 	subscribe(ctx, log, "nftables", unix.NETLINK_NETFILTER, []uint32{groupNFTables}, notify, func(msgs []netlink.Message) string {
 		for _, m := range msgs {
 			if m.Header.Type != newGen {
 				continue
 			}
-			// The kernel tells the committing process. Its number is the one
-			// of the first PID namespace: in a container the own commits look
-			// like somebody else's, which costs a look and nothing else.
-			if pid, name := committer(m.Data); pid != self {
+			if pid, name := committer(m.Data); !own(pid, name) {
 				return fmt.Sprintf("nftables changed by %s (PID %d)", name, pid)
 			}
 		}
 		return ""
 	})
+}
+
+// own reports whether a commit was made by this process. The kernel tells the
+// number and name of the committing thread, and Go commits from any. The number
+// is one of the first PID namespace: in a container own commits look like
+// somebody else's, which costs a look and nothing else, and the name keeps
+// somebody else's number from being taken for one of ours.
+func own(thread uint32, name string) bool {
+	comm, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/comm", thread))
+	return err == nil && name != "" && strings.TrimSuffix(string(comm), "\n") == name
 }
 
 // committer reads NFTA_GEN_PROC_PID and NFTA_GEN_PROC_NAME behind the four

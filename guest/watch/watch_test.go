@@ -3,6 +3,8 @@ package watch
 import (
 	"context"
 	"log/slog"
+	"os"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -38,5 +40,22 @@ func TestNoSubscription(t *testing.T) {
 	subscribe(ctx, slog.New(slog.NewTextHandler(&log, nil)), "nothing", unix.NETLINK_ROUTE, []uint32{1 << 30}, func(reason string) { t.Error(reason) }, nil)
 	if n := strings.Count(log.String(), "subscribing again"); n < 2 || n > 6 {
 		t.Errorf("%d attempts in 300 ms:\n%s", n, log.String())
+	}
+}
+
+func TestOwn(t *testing.T) {
+	comm, err := os.ReadFile("/proc/thread-self/comm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := strings.TrimSpace(string(comm))
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	tid := uint32(unix.Gettid())
+	if !own(tid, name) {
+		t.Errorf("thread %d (%s) is not ours", tid, name)
+	}
+	if own(tid, "nft") || own(1, name) || own(0, "") {
+		t.Error("somebody else is taken for us")
 	}
 }

@@ -31,7 +31,7 @@ type Cold struct {
 }
 
 func (b *bench) coldCost() time.Duration {
-	return time.Duration(len(b.setups)*len(signals)) * (labCost + time.Duration(b.cold)*6*time.Second)
+	return time.Duration(len(b.setups)*len(signals)) * (labCost + time.Duration(b.cold)*3500*time.Millisecond)
 }
 
 func (b *bench) coldRestart(ctx context.Context) {

@@ -174,3 +174,23 @@ func TestHangingEngine(t *testing.T) {
 		t.Errorf("SIGTERM took %v", d)
 	}
 }
+
+// TestBootWithoutConfig: at boot the guard of the defaults is better than none,
+// whatever is wrong with the configuration.
+func TestBootWithoutConfig(t *testing.T) {
+	l := lab.New(t, lab.Options{NoDocker: true})
+	g := newGuest(t, l, "")
+	if err := os.Mkdir(g.config, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	out, code := g.network("apply")
+	if code != api.ExitDegraded {
+		t.Errorf("exit %d: %s", code, out)
+	}
+	out, code = g.network("apply", "--boot")
+	mustContain(t, out, "is a directory", "using the defaults", "changed: ")
+	if code != api.ExitOK {
+		t.Errorf("exit %d", code)
+	}
+	mustContain(t, ruleset(l), "klimax:guard", "172.30.0.0/16")
+}
