@@ -29,12 +29,12 @@ func (e *UnreachableError) Error() string {
 	case errors.Is(e.Err, fs.ErrNotExist):
 		return fmt.Sprintf("there is no agent: the socket %s does not exist\n"+
 			"  start the agent: sudo systemctl start klimax-guest (without systemd: sudo klimax-guest install)\n"+
-			"  or name another socket: --guest unix:///path", e.Socket)
+			"  or name another socket: klimax --guest unix:///PATH, klimax-guest --socket PATH", e.Socket)
 	case errors.Is(e.Err, syscall.ECONNREFUSED):
 		return fmt.Sprintf("nobody listens on the agent's socket %s: the agent ended without removing it\n"+
 			"  start it again: sudo systemctl restart klimax-guest (without systemd: sudo klimax-guest install)", e.Socket)
 	case errors.Is(e.Err, syscall.ENOTSOCK):
-		return fmt.Sprintf("%s is not the socket of an agent\n  name its socket: --guest unix:///path", e.Socket)
+		return fmt.Sprintf("%s is not the socket of an agent\n  name its socket: klimax --guest unix:///PATH, klimax-guest --socket PATH", e.Socket)
 	case errors.Is(e.Err, os.ErrDeadlineExceeded):
 		return fmt.Sprintf("the agent's socket %s did not take the connection in time%s", e.Socket, start)
 	}

@@ -124,15 +124,16 @@ func (g *Guest) Network(verb string, args ...string) (string, int) {
 	return g.Run(append([]string{"network", verb, "--config", g.Config, "--state-dir", g.StateDir}, args...)...)
 }
 
-// Start starts the agent without waiting for anything.
-func (g *Guest) Start() {
+// Start starts the agent, with further arguments of `run`, without waiting for
+// anything.
+func (g *Guest) Start(args ...string) {
 	g.t.Helper()
 	f, err := os.OpenFile(g.Log, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
 	if err != nil {
 		g.t.Fatal(err)
 	}
 	defer f.Close()
-	c := g.Command("run", "--config", g.Config, "--socket", g.Socket, "--state-dir", g.StateDir)
+	c := g.Command(append([]string{"run", "--config", g.Config, "--socket", g.Socket, "--state-dir", g.StateDir}, args...)...)
 	c.Stdout, c.Stderr = f, f
 	if err := c.Start(); err != nil {
 		g.t.Fatal(err)

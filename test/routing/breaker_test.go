@@ -23,7 +23,7 @@ func TestEngineUpgraded(t *testing.T) {
 		t.Run(string(to), func(t *testing.T) {
 			l := lab.New(t, lab.Options{Setup: lab.Debian})
 			g := newGuest(t, l, "")
-			g.up()
+			g.Up()
 			c := workload(t, l, network1)
 			expect(t, "20.10", l, c)
 			if err := l.Docker().Stop(context.Background(), syscall.SIGTERM); err != nil {
@@ -37,16 +37,16 @@ func TestEngineUpgraded(t *testing.T) {
 			}
 			// the network was made by an engine that did not know nat-unprotected
 			if to == lab.Iptables {
-				g.waitFor("all well", 15*time.Second, func(s api.Status) bool {
+				g.WaitFor("all well", 15*time.Second, func(s api.Status) bool {
 					return s.Healthy() && s.Docker.Access == "first-rules"
 				})
 				expect(t, "29", l, c)
 				return
 			}
-			g.waitFor("the other backend", 15*time.Second, func(s api.Status) bool {
+			g.WaitFor("the other backend", 15*time.Second, func(s api.Status) bool {
 				return s.Docker.Running && s.Docker.FirewallBackend == "nftables"
 			})
-			m := g.waitCondition(api.CondBackend, api.False, "DirectRoutingOff")
+			m := g.WaitCondition(api.CondBackend, api.False, "DirectRoutingOff")
 			mustContain(t, m.Message, "older engine", "bridge-accept-fwmark")
 		})
 	}
@@ -63,20 +63,20 @@ func TestAgentStartsWithoutEngine(t *testing.T) {
 				directRouting(t, l)
 			}
 			g := newGuest(t, l, "")
-			g.up()
+			g.Up()
 			c := workload(t, l, network1)
-			g.waitFor("the cluster", 5*time.Second, func(s api.Status) bool { return len(s.Clusters) == 1 && s.Healthy() })
+			g.WaitFor("the cluster", 5*time.Second, func(s api.Status) bool { return len(s.Clusters) == 1 && s.Healthy() })
 			expect(t, "at first", l, c)
-			g.stop()
+			g.Stop()
 			if err := l.Docker().Stop(context.Background(), syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
 			tr := startTraffic(t, l, c)
-			if out, code := g.network("apply"); code != 0 || out != "unchanged\n" {
+			if out, code := g.Network("apply"); code != 0 || out != "unchanged\n" {
 				t.Errorf("network apply: %d %s", code, out)
 			}
-			g.start()
-			g.waitFor("rules in sync", 5*time.Second, func(s api.Status) bool { return s.Network.InSync })
+			g.Start()
+			g.WaitFor("rules in sync", 5*time.Second, func(s api.Status) bool { return s.Network.InSync })
 			time.Sleep(300 * time.Millisecond)
 			tr.stop("agent started without an engine")
 		})
@@ -89,10 +89,10 @@ func TestRangeChanged(t *testing.T) {
 	lab.Each(t, func(t *testing.T, s lab.Setup) {
 		l := lab.New(t, lab.Options{Setup: s})
 		g := newGuest(t, l, "")
-		g.up()
+		g.Up()
 		l.Run(lab.Spec{Name: "cp", Network: network1, IP: "172.30.1.3", Labels: clusterLabels(), Publish: map[string]string{"7001": "8080"}})
 		c := workload(t, l, network1)
-		g.waitFor("the cluster", 5*time.Second, func(s api.Status) bool { return len(s.Clusters) == 1 && len(s.Clusters[0].Nodes) == 2 && s.Healthy() })
+		g.WaitFor("the cluster", 5*time.Second, func(s api.Status) bool { return len(s.Clusters) == 1 && len(s.Clusters[0].Nodes) == 2 && s.Healthy() })
 		l.RouteFromLAN("172.30.0.0/16")
 		leak := l.Loop(l.LAN, node1+":8080", 5*time.Millisecond)
 		keep := l.Loop(l.Mac, node1+":8080", interval)
@@ -102,13 +102,13 @@ func TestRangeChanged(t *testing.T) {
 			unreachable(t, l, l.LAN, lab.VMLANAddr+":7001", "API of the cluster, "+when)
 		}
 		closed("at first")
-		g.writeConfig("network:\n  kindBridgeCIDR: 172.31.0.0/16\n")
-		g.signal(syscall.SIGHUP)
-		g.waitCondition(api.CondDockerNetwork, api.False, "OtherSubnet")
+		g.WriteConfig("network:\n  kindBridgeCIDR: 172.31.0.0/16\n")
+		g.Signal(syscall.SIGHUP)
+		g.WaitCondition(api.CondDockerNetwork, api.False, "OtherSubnet")
 		closed("with another range")
-		g.writeConfig("network:\n  kindBridgeCIDR: 172.31.0.0/16\n  dockerNetwork: klimax\n")
-		g.signal(syscall.SIGHUP)
-		g.waitFor("the other network", 10*time.Second, func(s api.Status) bool { return s.Healthy() && s.Docker.Network == "klimax" })
+		g.WriteConfig("network:\n  kindBridgeCIDR: 172.31.0.0/16\n  dockerNetwork: klimax\n")
+		g.Signal(syscall.SIGHUP)
+		g.WaitFor("the other network", 10*time.Second, func(s api.Status) bool { return s.Healthy() && s.Docker.Network == "klimax" })
 		closed("with another network")
 		expect(t, "the former network", l, c)
 		if r := leak.Stop(); r.Lost != r.Total || r.Total == 0 {
@@ -128,7 +128,7 @@ func TestUsersOwnRules(t *testing.T) {
 			l := lab.New(t, lab.Options{Setup: s})
 			l.VM.MustRun("iptables", "-I", "DOCKER-USER", "-s", l.MacAddr(), "-p", "tcp", "--dport", "8080", "-j", "DROP")
 			g := newGuest(t, l, "")
-			g.up()
+			g.Up()
 			workload(t, l, network1)
 			unreachable(t, l, l.Mac, node1+":8080", "dropped by the user")
 			l.VM.MustRun("iptables", "-D", "DOCKER-USER", "-s", l.MacAddr(), "-p", "tcp", "--dport", "8080", "-j", "DROP")
@@ -157,10 +157,10 @@ func TestHangingEngine(t *testing.T) {
 		}
 	}()
 	g := newGuest(t, l, "")
-	g.start()
-	g.waitFor("rules", 5*time.Second, func(s api.Status) bool { return s.Network.InSync })
-	g.waitCondition(api.CondDocker, api.False, "NotAnswering")
-	f, err := os.OpenFile(filepath.Join(g.stateDir, "network.lock"), os.O_RDWR, 0)
+	g.Start()
+	g.WaitFor("rules", 5*time.Second, func(s api.Status) bool { return s.Network.InSync })
+	g.WaitCondition(api.CondDocker, api.False, "NotAnswering")
+	f, err := os.OpenFile(filepath.Join(g.StateDir, "network.lock"), os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +170,7 @@ func TestHangingEngine(t *testing.T) {
 	}
 	l.VM.MustRun("nft", "delete", "table", "ip", "klimax")
 	time.Sleep(50 * time.Millisecond)
-	if d := g.stop(); d > time.Second {
+	if d := g.Stop(); d > time.Second {
 		t.Errorf("SIGTERM took %v", d)
 	}
 }
@@ -180,14 +180,14 @@ func TestHangingEngine(t *testing.T) {
 func TestBootWithoutConfig(t *testing.T) {
 	l := lab.New(t, lab.Options{NoDocker: true})
 	g := newGuest(t, l, "")
-	if err := os.Mkdir(g.config, 0o755); err != nil {
+	if err := os.Mkdir(g.Config, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	out, code := g.network("apply")
+	out, code := g.Network("apply")
 	if code != api.ExitDegraded {
 		t.Errorf("exit %d: %s", code, out)
 	}
-	out, code = g.network("apply", "--boot")
+	out, code = g.Network("apply", "--boot")
 	mustContain(t, out, "is a directory", "using the defaults", "changed: ")
 	if code != api.ExitOK {
 		t.Errorf("exit %d", code)

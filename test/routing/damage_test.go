@@ -20,9 +20,9 @@ func TestDamageIsRepaired(t *testing.T) {
 	lab.Each(t, func(t *testing.T, s lab.Setup) {
 		l := lab.New(t, lab.Options{Setup: s, ForwardDrop: s.Iptables()})
 		g := newGuest(t, l, "")
-		g.up()
+		g.Up()
 		c := workload(t, l, network1)
-		g.waitFor("the cluster", 5*time.Second, func(s api.Status) bool { return len(s.Clusters) == 1 && s.Healthy() })
+		g.WaitFor("the cluster", 5*time.Second, func(s api.Status) bool { return len(s.Clusters) == 1 && s.Healthy() })
 		expect(t, "at first", l, c)
 		damages := []string{
 			"nft delete table ip klimax",
@@ -35,10 +35,10 @@ func TestDamageIsRepaired(t *testing.T) {
 			damages = append(damages, "iptables -F DOCKER-USER", "iptables -F", "iptables -F FORWARD; iptables -I DOCKER-USER -j DROP; iptables -A FORWARD -j DOCKER-USER")
 		}
 		for _, damage := range damages {
-			before := g.status().Network.Repairs
+			before := g.Status().Network.Repairs
 			start := time.Now()
 			l.VM.MustRun("sh", "-c", damage)
-			st := g.waitFor("the repair of "+damage, 3*time.Second, func(s api.Status) bool {
+			st := g.WaitFor("the repair of "+damage, 3*time.Second, func(s api.Status) bool {
 				return s.Network.InSync && s.Network.Repairs > before
 			})
 			t.Logf("%s: noticed and repaired in %.1f ms, seen after %v", damage, st.Network.LastRepairMillis, time.Since(start))
@@ -46,15 +46,15 @@ func TestDamageIsRepaired(t *testing.T) {
 		}
 		if s.Iptables() {
 			// Docker's own rules are another matter: said, not mended
-			g.waitCondition(api.CondDockerRules, api.False, "Lost")
+			g.WaitCondition(api.CondDockerRules, api.False, "Lost")
 		} else {
 			l.VM.MustRun("nft", "flush", "ruleset")
-			g.waitCondition(api.CondDockerRules, api.False, "Lost")
+			g.WaitCondition(api.CondDockerRules, api.False, "Lost")
 		}
 		if err := l.Docker().Restart(context.Background(), 15); err != nil {
 			t.Fatal(err)
 		}
-		g.waitFor("all well after Docker's restart", 10*time.Second, api.Status.Healthy)
+		g.WaitFor("all well after Docker's restart", 10*time.Second, api.Status.Healthy)
 		expect(t, "after Docker's restart", l, c)
 	})
 }
@@ -63,7 +63,7 @@ func TestDamageIsRepaired(t *testing.T) {
 func TestRepairTime(t *testing.T) {
 	l := lab.New(t, lab.Options{})
 	g := newGuest(t, l, "")
-	g.up()
+	g.Up()
 	var took []time.Duration
 	for i := range 40 {
 		damage := []string{"delete", "table", "ip", "klimax"}
@@ -108,9 +108,9 @@ func TestProbesCanFail(t *testing.T) {
 			}
 		}
 		g := newGuest(t, l, "")
-		g.up()
+		g.Up()
 		c := workload(t, l, network1)
-		g.waitFor("the cluster", 5*time.Second, func(s api.Status) bool { return len(s.Clusters) == 1 && s.Healthy() })
+		g.WaitFor("the cluster", 5*time.Second, func(s api.Status) bool { return len(s.Clusters) == 1 && s.Healthy() })
 		l.RouteFromLAN("172.30.0.0/16")
 		expect(t, "whole", l, c)
 		guarded := func() error {
@@ -123,14 +123,14 @@ func TestProbesCanFail(t *testing.T) {
 			t.Error("whole:", err)
 		}
 
-		g.stop() // the watch
+		g.Stop() // the watch
 		l.VM.MustRun("nft", "delete", "table", "ip", "klimax")
 		time.Sleep(300 * time.Millisecond)
 		if err := probes(l, c)["container to mac"](); err == nil {
 			t.Error("without the watch a deleted table came back")
 		}
 		restore := func() {
-			if out, code := g.network("apply"); code != 0 {
+			if out, code := g.Network("apply"); code != 0 {
 				t.Fatalf("network apply: %s", out)
 			}
 			expect(t, "restored", l, c)

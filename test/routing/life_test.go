@@ -19,6 +19,7 @@ import (
 
 	"klimax/shared/api"
 	"klimax/shared/config"
+	"klimax/test/guestrun"
 	"klimax/test/lab"
 )
 
@@ -27,21 +28,21 @@ import (
 func TestAgentKilled(t *testing.T) {
 	l := lab.New(t, lab.Options{Setup: lab.Iptables})
 	g := newGuest(t, l, "")
-	g.up()
+	g.Up()
 	w := workload(t, l, network1)
-	g.waitFor("the cluster", 5*time.Second, func(s api.Status) bool { return len(s.Clusters) == 1 && s.Healthy() })
+	g.WaitFor("the cluster", 5*time.Second, func(s api.Status) bool { return len(s.Clusters) == 1 && s.Healthy() })
 	tr := startTraffic(t, l, w)
-	g.kill()
-	if _, err := os.Stat(g.socket); err != nil {
+	g.Kill()
+	if _, err := os.Stat(g.Socket); err != nil {
 		t.Fatalf("no socket left behind, the test is wrong: %v", err)
 	}
-	out, code := g.run("status", "--socket", g.socket)
+	out, code := g.Run("status", "--socket", g.Socket)
 	if code != api.ExitUnreachable {
 		t.Errorf("status of a dead agent: exit %d\n%s", code, out)
 	}
 	before := ruleset(l)
-	g.up()
-	if r := g.status().Network; r.Repairs != 0 || !r.LastApplied.IsZero() {
+	g.Up()
+	if r := g.Status().Network; r.Repairs != 0 || !r.LastApplied.IsZero() {
 		t.Errorf("the next agent changed something: %+v", r)
 	}
 	if withoutCounters(before) != withoutCounters(ruleset(l)) {
@@ -64,25 +65,25 @@ func withoutCounters(s string) string {
 func TestTwoAgents(t *testing.T) {
 	l := lab.New(t, lab.Options{NoDocker: true})
 	g := newGuest(t, l, "")
-	g.start()
-	g.waitFor("rules", 5*time.Second, func(s api.Status) bool { return s.Network.InSync })
-	out, code := g.run("run", "--config", g.config, "--socket", g.socket+"2", "--state-dir", g.stateDir)
+	g.Start()
+	g.WaitFor("rules", 5*time.Second, func(s api.Status) bool { return s.Network.InSync })
+	out, code := g.Run("run", "--config", g.Config, "--socket", g.Socket+"2", "--state-dir", g.StateDir)
 	if code != api.ExitDegraded {
 		t.Errorf("exit %d", code)
 	}
-	mustContain(t, out, fmt.Sprintf("PID %d", g.cmd.Process.Pid), "--state-dir")
-	out, code = g.run("run", "--config", g.config, "--socket", g.socket, "--state-dir", g.stateDir+"2")
+	mustContain(t, out, fmt.Sprintf("PID %d", g.PID()), "--state-dir")
+	out, code = g.Run("run", "--config", g.Config, "--socket", g.Socket, "--state-dir", g.StateDir+"2")
 	if code != api.ExitDegraded {
 		t.Errorf("exit %d", code)
 	}
-	mustContain(t, out, g.socket, "listening")
+	mustContain(t, out, g.Socket, "listening")
 	// removing rules under a running agent would be undone at once
-	out, code = g.network("remove")
+	out, code = g.Network("remove")
 	if code != api.ExitDegraded {
 		t.Errorf("exit %d", code)
 	}
 	mustContain(t, out, "agent is running", "stop it first")
-	if s := g.status(); !s.Network.InSync {
+	if s := g.Status(); !s.Network.InSync {
 		t.Errorf("%+v", s.Network)
 	}
 }
@@ -96,7 +97,7 @@ func TestForwardingIsRaisedAndPutBack(t *testing.T) {
 	if err := l.VM.Sysctl("ipv4/ip_forward", "0"); err != nil {
 		t.Fatal(err)
 	}
-	if out, code := g.network("apply", "--boot"); code != 0 || !strings.HasPrefix(out, "changed") {
+	if out, code := g.Network("apply", "--boot"); code != 0 || !strings.HasPrefix(out, "changed") {
 		t.Errorf("%d %s", code, out)
 	}
 	if sysctl() != "1" {
@@ -108,20 +109,20 @@ func TestForwardingIsRaisedAndPutBack(t *testing.T) {
 	if out := l.VM.MustRun("iptables", "-S", "FORWARD"); !strings.Contains(out, "-P FORWARD ACCEPT") {
 		t.Errorf("Docker set the policy:\n%s", out)
 	}
-	g.up()
+	g.Up()
 	// somebody switches it off: noticed by notification, put back
 	if err := l.VM.Sysctl("ipv4/ip_forward", "0"); err != nil {
 		t.Fatal(err)
 	}
-	g.waitFor("ip_forward back", 3*time.Second, func(api.Status) bool { return sysctl() == "1" })
-	g.stop()
-	if out, code := g.network("remove"); code != 0 || !strings.Contains(out, "Docker is running") {
+	g.WaitFor("ip_forward back", 3*time.Second, func(api.Status) bool { return sysctl() == "1" })
+	g.Stop()
+	if out, code := g.Network("remove"); code != 0 || !strings.Contains(out, "Docker is running") {
 		t.Errorf("remove with Docker running: %d %s", code, out)
 	}
 	if err := l.Docker().Stop(context.Background(), syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	if out, code := g.network("remove"); code != 0 || !strings.Contains(out, "off again") || sysctl() != "0" {
+	if out, code := g.Network("remove"); code != 0 || !strings.Contains(out, "off again") || sysctl() != "0" {
 		t.Errorf("remove: %d %s, ip_forward %s", code, out, sysctl())
 	}
 }
@@ -131,50 +132,50 @@ func TestForwardingIsRaisedAndPutBack(t *testing.T) {
 func TestBrokenConfig(t *testing.T) {
 	l := lab.New(t, lab.Options{Setup: lab.Nftables})
 	g := newGuest(t, l, "")
-	g.up()
+	g.Up()
 	w := workload(t, l, network1)
-	g.waitFor("the cluster", 5*time.Second, func(s api.Status) bool { return len(s.Clusters) == 1 && s.Healthy() })
+	g.WaitFor("the cluster", 5*time.Second, func(s api.Status) bool { return len(s.Clusters) == 1 && s.Healthy() })
 	for text, want := range map[string][]string{
 		"network:\n  kindBridgeCIDER: 172.30.0.0/16\n": {"klimax.yaml:3", "kindBridgeCIDER", "kindBridgeCIDR"},
 		"network:\n  kindBridgeCIDR: 172.30.0.0/33\n":  {"klimax.yaml:3", "172.30.0.0/33"},
 		"network:\n  kindBridgeCIDR: 172.30.0.0/24\n":  {"klimax.yaml:3", "/16"},
 		"network: [\n": {"klimax.yaml:2", "YAML"},
 	} {
-		g.writeConfig(text)
+		g.WriteConfig(text)
 		for _, verb := range []string{"apply", "check", "show", "remove"} {
-			out, code := g.network(verb)
+			out, code := g.Network(verb)
 			if code != api.ExitUsage {
 				t.Errorf("%s: exit %d\n%s", verb, code, out)
 			}
 			mustContain(t, out, want...)
 		}
-		g.signal(syscall.SIGHUP)
-		g.waitFor("the problem in the status", 5*time.Second, func(s api.Status) bool {
-			c := condition(s, api.CondConfig)
+		g.Signal(syscall.SIGHUP)
+		g.WaitFor("the problem in the status", 5*time.Second, func(s api.Status) bool {
+			c := guestrun.Condition(s, api.CondConfig)
 			return c.Status == api.False && strings.Contains(c.Message, want[0]) && strings.Contains(c.Message, want[1])
 		})
 		expect(t, "with a broken configuration", l, w)
 	}
-	g.stop()
-	g.start()
-	g.waitCondition(api.CondConfig, api.False, "Invalid")
+	g.Stop()
+	g.Start()
+	g.WaitCondition(api.CondConfig, api.False, "Invalid")
 	expect(t, "agent started with a broken configuration", l, w)
 	// the API takes a valid one
-	put, err := g.client.PutConfig(context.Background(), config.Default(), "")
+	put, err := g.Client.PutConfig(context.Background(), config.Default(), "")
 	if err != nil || !put.Changed {
 		t.Fatalf("put: %+v %v", put, err)
 	}
-	g.waitFor("the new configuration", 5*time.Second, func(s api.Status) bool {
+	g.WaitFor("the new configuration", 5*time.Second, func(s api.Status) bool {
 		return s.Generation.Reconciled >= put.Generation && s.Healthy()
 	})
-	put2, err := g.client.PutConfig(context.Background(), config.Default(), put.ETag)
+	put2, err := g.Client.PutConfig(context.Background(), config.Default(), put.ETag)
 	if err != nil || put2.Changed || put2.Generation != put.Generation {
 		t.Errorf("the same again: %+v %v", put2, err)
 	}
-	if _, err := g.client.PutConfig(context.Background(), config.Default(), "stale"); err == nil {
+	if _, err := g.Client.PutConfig(context.Background(), config.Default(), "stale"); err == nil {
 		t.Error("a stale If-Match was accepted")
 	}
-	if c, err := os.ReadFile(g.config); err != nil || !strings.Contains(string(c), "kindBridgeCIDR: 172.30.0.0/16") {
+	if c, err := os.ReadFile(g.Config); err != nil || !strings.Contains(string(c), "kindBridgeCIDR: 172.30.0.0/16") {
 		t.Errorf("file: %s %v", c, err)
 	}
 }
@@ -185,11 +186,11 @@ func TestRouteOverlap(t *testing.T) {
 	l := lab.New(t, lab.Options{Setup: lab.Iptables})
 	l.VM.MustRun("ip", "route", "add", "172.16.0.0/12", "via", lab.LANAddr)
 	g := newGuest(t, l, "")
-	g.start()
-	c := g.waitCondition(api.CondDockerNetwork, api.False, "RouteOverlap")
+	g.Start()
+	c := g.WaitCondition(api.CondDockerNetwork, api.False, "RouteOverlap")
 	mustContain(t, c.Message, "172.16.0.0/12", "172.30.0.0/16", "network.kindBridgeCIDR", "eth1")
 	l.VM.MustRun("ip", "route", "del", "172.16.0.0/12")
-	g.waitFor("all well", 15*time.Second, api.Status.Healthy)
+	g.WaitFor("all well", 15*time.Second, api.Status.Healthy)
 }
 
 // TestOddEngines: no permission, no socket, a remote engine.
@@ -201,7 +202,7 @@ func TestOddEngines(t *testing.T) {
 		t.Fatal(err)
 	}
 	demo := func(host string) string {
-		c := l.VM.Command(context.Background(), binary, "demo", "start", "--config", g.config)
+		c := l.VM.Command(context.Background(), binary, "demo", "start", "--config", g.Config)
 		c.Env = append(os.Environ(), "DOCKER_HOST="+host)
 		out, err := c.CombinedOutput()
 		if err == nil {
@@ -225,33 +226,33 @@ func TestOddEngines(t *testing.T) {
 func TestFullDisk(t *testing.T) {
 	l := lab.New(t, lab.Options{Setup: lab.Iptables})
 	g := newGuest(t, l, "")
-	g.up()
-	g.stop()
+	g.Up()
+	g.Stop()
 	// a file system of the agent's own, then full
-	mount := exec.Command("mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", g.stateDir)
+	mount := exec.Command("mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", g.StateDir)
 	if out, err := mount.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	defer func() { _ = syscall.Unmount(g.stateDir, syscall.MNT_DETACH) }()
-	g.config = filepath.Join(g.stateDir, "klimax.yaml")
-	g.up()
-	_ = os.WriteFile(filepath.Join(g.stateDir, "big"), make([]byte, 1<<20), 0o600)
-	if _, err := g.client.PutConfig(context.Background(), other(), ""); err == nil {
+	defer func() { _ = syscall.Unmount(g.StateDir, syscall.MNT_DETACH) }()
+	g.Config = filepath.Join(g.StateDir, "klimax.yaml")
+	g.Up()
+	_ = os.WriteFile(filepath.Join(g.StateDir, "big"), make([]byte, 1<<20), 0o600)
+	if _, err := g.Client.PutConfig(context.Background(), other(), ""); err == nil {
 		t.Error("a configuration was stored on a full disk")
 	}
-	c := g.waitCondition(api.CondState, api.False, "WriteFailed")
-	mustContain(t, c.Message, "no space left", g.stateDir)
-	before := g.status().Network.Repairs
+	c := g.WaitCondition(api.CondState, api.False, "WriteFailed")
+	mustContain(t, c.Message, "no space left", g.StateDir)
+	before := g.Status().Network.Repairs
 	l.VM.MustRun("nft", "delete", "table", "ip", "klimax")
-	g.waitFor("the repair on a full disk", 3*time.Second, func(s api.Status) bool { return s.Network.InSync && s.Network.Repairs > before })
-	if err := os.Remove(filepath.Join(g.stateDir, "big")); err != nil {
+	g.WaitFor("the repair on a full disk", 3*time.Second, func(s api.Status) bool { return s.Network.InSync && s.Network.Repairs > before })
+	if err := os.Remove(filepath.Join(g.StateDir, "big")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := g.client.PutConfig(context.Background(), other(), ""); err != nil {
+	if _, err := g.Client.PutConfig(context.Background(), other(), ""); err != nil {
 		t.Error(err)
 	}
-	g.waitFor("all well", 5*time.Second, api.Status.Healthy)
-	g.stop() // before its file system goes
+	g.WaitFor("all well", 5*time.Second, api.Status.Healthy)
+	g.Stop() // before its file system goes
 }
 
 func other() config.Config {
@@ -265,17 +266,12 @@ func other() config.Config {
 func TestManyEvents(t *testing.T) {
 	l := lab.New(t, lab.Options{Setup: lab.Debian})
 	g := newGuest(t, l, "")
-	g.start()
-	g.waitFor("all well", 20*time.Second, api.Status.Healthy)
-	g.stop()
+	g.Start()
+	g.WaitFor("all well", 20*time.Second, api.Status.Healthy)
+	g.Stop()
 	// with --debug each look is a line of the log
-	g.cmd = g.command("run", "--config", g.config, "--socket", g.socket, "--state-dir", g.stateDir, "--debug", "--log-file", g.log)
-	if err := g.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	g.done = make(chan struct{})
-	go func(c *exec.Cmd, done chan struct{}) { _ = c.Wait(); close(done) }(g.cmd, g.done)
-	g.waitFor("all well", 20*time.Second, api.Status.Healthy)
+	g.Start("--debug")
+	g.WaitFor("all well", 20*time.Second, api.Status.Healthy)
 	d := l.Docker().Client()
 	if err := l.Docker().LoadImage(context.Background()); err != nil {
 		t.Fatal(err)
@@ -289,7 +285,7 @@ func TestManyEvents(t *testing.T) {
 	}
 	time.Sleep(2 * time.Second)
 	looks := func() int {
-		b, err := os.ReadFile(g.log)
+		b, err := os.ReadFile(g.Log)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -330,9 +326,9 @@ func TestManyEvents(t *testing.T) {
 	}
 	l.VM.MustRun("nft", "-f", file)
 	start = time.Now()
-	repairs := g.status().Network.Repairs
+	repairs := g.Status().Network.Repairs
 	l.VM.MustRun("nft", "delete", "table", "ip", "klimax")
-	g.waitFor("a repair after 20,000 rules", 5*time.Second, func(s api.Status) bool { return s.Network.InSync && s.Network.Repairs > repairs })
+	g.WaitFor("a repair after 20,000 rules", 5*time.Second, func(s api.Status) bool { return s.Network.InSync && s.Network.Repairs > repairs })
 	t.Logf("repair beside 20,000 rules of others: seen after %v", time.Since(start))
 }
 
@@ -341,9 +337,9 @@ func TestManyEvents(t *testing.T) {
 func TestDockerKilledWhileReconciling(t *testing.T) {
 	l := lab.New(t, lab.Options{Setup: lab.Iptables})
 	g := newGuest(t, l, "")
-	g.up()
+	g.Up()
 	w := workload(t, l, network1)
-	g.waitFor("the cluster", 5*time.Second, func(s api.Status) bool { return len(s.Clusters) == 1 && s.Healthy() })
+	g.WaitFor("the cluster", 5*time.Second, func(s api.Status) bool { return len(s.Clusters) == 1 && s.Healthy() })
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() { // damage without a pause, so that there is always a reconcile
@@ -364,6 +360,6 @@ func TestDockerKilledWhileReconciling(t *testing.T) {
 	}
 	close(stop)
 	wg.Wait()
-	g.waitFor("all well", 10*time.Second, api.Status.Healthy)
+	g.WaitFor("all well", 10*time.Second, api.Status.Healthy)
 	expect(t, "after five kills", l, w)
 }

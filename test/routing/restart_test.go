@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"klimax/shared/api"
+	"klimax/test/guestrun"
 	"klimax/test/lab"
 )
 
@@ -64,12 +65,12 @@ func TestRestartLosesNothing(t *testing.T) {
 	lab.Each(t, func(t *testing.T, s lab.Setup) {
 		l := lab.New(t, lab.Options{Setup: s})
 		g := newGuest(t, l, "")
-		g.up()
+		g.Up()
 		c := workload(t, l, network1)
-		g.waitFor("the cluster", 5*time.Second, func(s api.Status) bool { return len(s.Clusters) == 1 && s.Healthy() })
+		g.WaitFor("the cluster", 5*time.Second, func(s api.Status) bool { return len(s.Clusters) == 1 && s.Healthy() })
 		for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 			for i := range 2 {
-				before := g.status().Docker.Restarts
+				before := g.Status().Docker.Restarts
 				tr := startTraffic(t, l, c)
 				time.Sleep(300 * time.Millisecond)
 				begin := time.Now()
@@ -85,7 +86,7 @@ func TestRestartLosesNothing(t *testing.T) {
 				}
 				time.Sleep(700 * time.Millisecond)
 				tr.stop(fmt.Sprintf("%v %d", sig, i))
-				g.waitFor("the restart in the status", 5*time.Second, func(s api.Status) bool {
+				g.WaitFor("the restart in the status", 5*time.Second, func(s api.Status) bool {
 					return s.Docker.Restarts == before+1 && s.Docker.Running && s.Healthy()
 				})
 			}
@@ -99,7 +100,7 @@ func TestRestartWithoutLiveRestore(t *testing.T) {
 	lab.Each(t, func(t *testing.T, s lab.Setup) {
 		l := lab.New(t, lab.Options{Setup: s, NoLiveRestore: true})
 		g := newGuest(t, l, "")
-		g.up()
+		g.Up()
 		l.RunServer("c1", network1, node1, clusterLabels())
 		l.RouteFromMac()
 		caller := l.Run(lab.Spec{Name: "caller", Network: network1, IP: "172.30.1.3",
@@ -138,33 +139,33 @@ func TestRestartWithoutLiveRestore(t *testing.T) {
 func TestEngineReplaced(t *testing.T) {
 	l := lab.New(t, lab.Options{Setup: lab.Iptables, NoDocker: true})
 	g := newGuest(t, l, "")
-	g.start()
+	g.Start()
 	// no Docker at the start: named, and the own table is there all the same
-	if c := g.waitCondition(api.CondDocker, api.False, "NotFound"); c.Message == "" {
+	if c := g.WaitCondition(api.CondDocker, api.False, "NotFound"); c.Message == "" {
 		t.Errorf("no message: %+v", c)
 	}
-	s := g.waitFor("rules without Docker", 5*time.Second, func(s api.Status) bool { return s.Network.InSync })
-	if rule(s, api.RuleGuard).Present != 1 {
+	s := g.WaitFor("rules without Docker", 5*time.Second, func(s api.Status) bool { return s.Network.InSync })
+	if guestrun.Rule(s, api.RuleGuard).Present != 1 {
 		t.Errorf("no guard: %+v", s.Network.Rules)
 	}
-	if out, code := g.run("status", "--socket", g.socket); code != api.ExitDegraded {
+	if out, code := g.Run("status", "--socket", g.Socket); code != api.ExitDegraded {
 		t.Errorf("status without Docker: exit %d\n%s", code, out)
 	}
 	start := time.Now()
 	if err := l.Docker().Start(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	g.waitFor("the engine", 10*time.Second, api.Status.Healthy)
+	g.WaitFor("the engine", 10*time.Second, api.Status.Healthy)
 	t.Logf("healthy %v after dockerd was started", time.Since(start))
 	c := workload(t, l, network1)
 	expect(t, "29 with iptables", l, c)
 	if err := l.Docker().Stop(context.Background(), syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	g.waitCondition(api.CondDocker, api.False, "")
+	g.WaitCondition(api.CondDocker, api.False, "")
 	time.Sleep(2 * time.Second)
 	expect(t, "while Docker is away", l, c)
-	if st := g.status(); !st.Network.InSync || st.Docker.Running {
+	if st := g.Status(); !st.Network.InSync || st.Docker.Running {
 		t.Errorf("while Docker is away: %+v %+v", st.Network, st.Docker)
 	}
 	if err := l.Docker().Use(lab.Nftables); err != nil {
@@ -173,7 +174,7 @@ func TestEngineReplaced(t *testing.T) {
 	if err := l.Docker().Start(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	g.waitFor("the other backend", 10*time.Second, func(s api.Status) bool {
+	g.WaitFor("the other backend", 10*time.Second, func(s api.Status) bool {
 		return s.Docker.FirewallBackend == "nftables" && s.Healthy()
 	})
 	expect(t, "29 with nftables", l, c)

@@ -13,6 +13,7 @@ import (
 	"github.com/docker/docker/api/types/network"
 
 	"klimax/shared/api"
+	"klimax/test/guestrun"
 	"klimax/test/lab"
 )
 
@@ -24,30 +25,30 @@ func TestForeignNetwork(t *testing.T) {
 		id := l.CreateNetwork(network1, "172.30.0.0/16", nil)
 		g := newGuest(t, l, "")
 		if s == lab.Nftables {
-			g.start()
-			c := g.waitCondition(api.CondBackend, api.False, "DirectRoutingOff")
+			g.Start()
+			c := g.WaitCondition(api.CondBackend, api.False, "DirectRoutingOff")
 			mustContain(t, c.Message, "allow-direct-routing", "bridge-accept-fwmark", "0x10000/0x10000")
 			directRouting(t, l)
-			g.waitFor("all well", 10*time.Second, api.Status.Healthy)
+			g.WaitFor("all well", 10*time.Second, api.Status.Healthy)
 		} else {
-			g.up()
+			g.Up()
 		}
 		c := workload(t, l, network1)
-		g.waitFor("the cluster", 5*time.Second, func(s api.Status) bool { return len(s.Clusters) == 1 && s.Healthy() })
-		mustContain(t, condition(g.status(), api.CondDockerNetwork).Message, "made by somebody else")
+		g.WaitFor("the cluster", 5*time.Second, func(s api.Status) bool { return len(s.Clusters) == 1 && s.Healthy() })
+		mustContain(t, guestrun.Condition(g.Status(), api.CondDockerNetwork).Message, "made by somebody else")
 		expect(t, "foreign network", l, c)
 		if s == lab.Iptables {
 			// a DOCKER-USER accept alone does not help: the raw drop is earlier
-			if r := rule(g.status(), api.RuleRawAccept); r.Packets == 0 {
+			if r := guestrun.Rule(g.Status(), api.RuleRawAccept); r.Packets == 0 {
 				t.Errorf("the raw accept has not matched: %+v", r)
 			}
-			g.stop()
+			g.Stop()
 			l.VM.MustRun("iptables", "-t", "raw", "-D", "PREROUTING", "1")
 			if out := l.VM.MustRun("iptables", "-S", "DOCKER-USER"); !strings.Contains(out, "klimax:forward-accept") {
 				t.Errorf("the accept in DOCKER-USER is gone too: %s", out)
 			}
 			expect(t, "with the accept in DOCKER-USER alone", l, c, "mac to container", "container to mac")
-			g.up()
+			g.Up()
 			expect(t, "with both again", l, c)
 		}
 		for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
@@ -73,14 +74,14 @@ func TestOtherSubnet(t *testing.T) {
 	id := l.CreateNetwork(network1, "172.18.0.0/16", nil)
 	theirs := l.RunServer("theirs", network1, "172.18.0.5", nil)
 	g := newGuest(t, l, "")
-	g.start()
-	c := g.waitCondition(api.CondDockerNetwork, api.False, "OtherSubnet")
+	g.Start()
+	c := g.WaitCondition(api.CondDockerNetwork, api.False, "OtherSubnet")
 	mustContain(t, c.Message, "172.18.0.0/16", "172.30.0.0/16", "theirs", "network.dockerNetwork")
-	g.writeConfig("network:\n  dockerNetwork: klimax\n")
-	g.signal(syscall.SIGHUP)
-	g.waitFor("all well beside it", 10*time.Second, func(s api.Status) bool { return s.Healthy() && s.Docker.Network == "klimax" })
+	g.WriteConfig("network:\n  dockerNetwork: klimax\n")
+	g.Signal(syscall.SIGHUP)
+	g.WaitFor("all well beside it", 10*time.Second, func(s api.Status) bool { return s.Healthy() && s.Docker.Network == "klimax" })
 	w := workload(t, l, "klimax")
-	g.waitFor("the cluster", 5*time.Second, func(s api.Status) bool { return len(s.Clusters) == 1 && s.Healthy() })
+	g.WaitFor("the cluster", 5*time.Second, func(s api.Status) bool { return len(s.Clusters) == 1 && s.Healthy() })
 	expect(t, "beside a foreign kind network", l, w)
 	l.MustGet(l.VM, theirs.Addr(), "")
 	n, err := l.Docker().Client().NetworkInspect(context.Background(), network1, network.InspectOptions{})
@@ -96,20 +97,20 @@ func TestOtherSubnet(t *testing.T) {
 func TestUplinkAddress(t *testing.T) {
 	l := lab.New(t, lab.Options{Setup: lab.Nftables, NoUplinkAddr: true})
 	g := newGuest(t, l, "")
-	g.start()
-	c := g.waitCondition(api.CondUplink, api.False, "NoAddress")
+	g.Start()
+	c := g.WaitCondition(api.CondUplink, api.False, "NoAddress")
 	mustContain(t, c.Message, "lima0")
-	if s := g.waitFor("rules", 5*time.Second, func(s api.Status) bool { return s.Network.InSync }); len(s.Network.Allow) != 0 || rule(s, api.RuleGuard).Present != 1 {
+	if s := g.WaitFor("rules", 5*time.Second, func(s api.Status) bool { return s.Network.InSync }); len(s.Network.Allow) != 0 || guestrun.Rule(s, api.RuleGuard).Present != 1 {
 		t.Errorf("without an address: %+v", s.Network)
 	}
 	if err := l.VM.AddAddr("lima0", "192.168.64.3/24"); err != nil {
 		t.Fatal(err)
 	}
-	g.waitFor("the address", 5*time.Second, func(s api.Status) bool {
+	g.WaitFor("the address", 5*time.Second, func(s api.Status) bool {
 		return s.Uplink.Address == "192.168.64.3" && s.Healthy() && len(s.Network.Allow) == 1 && s.Network.Allow[0] == "192.168.64.0/24"
 	})
 	w := workload(t, l, network1)
-	g.waitFor("the cluster", 5*time.Second, func(s api.Status) bool { return len(s.Clusters) == 1 && s.Healthy() })
+	g.WaitFor("the cluster", 5*time.Second, func(s api.Status) bool { return len(s.Clusters) == 1 && s.Healthy() })
 	expect(t, "first address", l, w)
 
 	for _, change := range []func() error{
@@ -121,7 +122,7 @@ func TestUplinkAddress(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	g.waitFor("another address", 5*time.Second, func(s api.Status) bool {
+	g.WaitFor("another address", 5*time.Second, func(s api.Status) bool {
 		return s.Uplink.Address == "10.66.20.9" && s.Healthy() && len(s.Network.Allow) == 1 && s.Network.Allow[0] == "10.66.16.0/20"
 	})
 	l.Mac.MustRun("ip", "route", "replace", "172.30.0.0/16", "via", "10.66.20.9", "src", "10.66.31.77")
@@ -139,18 +140,18 @@ func TestPlainHost(t *testing.T) {
 	lab.Each(t, func(t *testing.T, s lab.Setup) {
 		l := lab.New(t, lab.Options{Setup: s, UplinkName: "enp1s0"})
 		g := newGuest(t, l, "network:\n  uplink: enp1s0\n")
-		g.up()
+		g.Up()
 		w := workload(t, l, network1)
-		g.waitFor("the cluster", 5*time.Second, func(s api.Status) bool { return len(s.Clusters) == 1 && s.Healthy() })
-		c := condition(g.status(), api.CondUplink)
+		g.WaitFor("the cluster", 5*time.Second, func(s api.Status) bool { return len(s.Clusters) == 1 && s.Healthy() })
+		c := guestrun.Condition(g.Status(), api.CondUplink)
 		if c.Reason != "NobodyAllowed" {
 			t.Errorf("condition: %+v", c)
 		}
 		mustContain(t, c.Message, "network.allowFrom")
 		unreachable(t, l, l.Mac, node1+":8080", "nobody is the host")
-		g.writeConfig("network:\n  uplink: enp1s0\n  allowFrom: [" + l.MacAddr() + "]\n")
-		g.signal(syscall.SIGHUP)
-		g.waitFor("the mac allowed", 5*time.Second, func(s api.Status) bool { return s.Healthy() && len(s.Network.Allow) == 1 })
+		g.WriteConfig("network:\n  uplink: enp1s0\n  allowFrom: [" + l.MacAddr() + "]\n")
+		g.Signal(syscall.SIGHUP)
+		g.WaitFor("the mac allowed", 5*time.Second, func(s api.Status) bool { return s.Healthy() && len(s.Network.Allow) == 1 })
 		expect(t, "allowed", l, w)
 		// a neighbour on the same wire has no route back: it is masqueraded to
 		nb := l.Serve(l.Neighbour, l.NeighbourAddr()+":9000")
@@ -187,10 +188,10 @@ func TestAPIAndMirrorGuards(t *testing.T) {
 	lab.Each(t, func(t *testing.T, s lab.Setup) {
 		l := lab.New(t, lab.Options{Setup: s})
 		g := newGuest(t, l, "")
-		g.up()
+		g.Up()
 		l.Run(lab.Spec{Name: "cp", Network: network1, IP: node1, Labels: clusterLabels(), Publish: map[string]string{"7001": "8080", "18080": "8080"}})
 		l.Run(lab.Spec{Name: "hub", Network: network1, IP: "172.30.0.9", Labels: map[string]string{"klimax.role": "mirror"}})
-		g.waitFor("both", 5*time.Second, func(s api.Status) bool { return len(s.Clusters) == 1 && len(s.Mirrors) == 1 && s.Healthy() })
+		g.WaitFor("both", 5*time.Second, func(s api.Status) bool { return len(s.Clusters) == 1 && len(s.Mirrors) == 1 && s.Healthy() })
 		l.RouteFromMac()
 		if _, err := l.WaitGet(l.Mac, l.VMAddr()+":7001", 5*time.Second); err != nil {
 			t.Errorf("API from the mac: %v", err)
@@ -207,7 +208,7 @@ func TestAPIAndMirrorGuards(t *testing.T) {
 			t.Errorf("a mirror from the guest: %v", err)
 		}
 		for _, id := range []api.RuleID{api.RuleGuardAPI, api.RuleGuardMirrors} {
-			if r := rule(g.status(), id); r.Packets == 0 {
+			if r := guestrun.Rule(g.Status(), id); r.Packets == 0 {
 				t.Errorf("%s has not matched: %+v", id, r)
 			}
 		}
@@ -219,20 +220,20 @@ func TestAPIAndMirrorGuards(t *testing.T) {
 func TestOtherFirewalls(t *testing.T) {
 	l := lab.New(t, lab.Options{Setup: lab.Debian, ForwardDrop: true})
 	g := newGuest(t, l, "")
-	g.up()
+	g.Up()
 	w := workload(t, l, network1)
-	g.waitFor("the cluster", 5*time.Second, func(s api.Status) bool { return len(s.Clusters) == 1 && s.Healthy() })
+	g.WaitFor("the cluster", 5*time.Second, func(s api.Status) bool { return len(s.Clusters) == 1 && s.Healthy() })
 
 	l.VM.MustRun("nft", "add table inet firewalld; add chain inet firewalld filter_FORWARD { type filter hook forward priority 10; }; add rule inet firewalld filter_FORWARD ct state established,related accept; add rule inet firewalld filter_FORWARD reject with icmpx admin-prohibited")
-	c := g.waitCondition(api.CondForeignFirewall, api.False, "DropsForwarded")
+	c := g.WaitCondition(api.CondForeignFirewall, api.False, "DropsForwarded")
 	mustContain(t, c.Message, "filter_FORWARD", "inet firewalld", "firewall-cmd")
 	if err := probes(l, w)["mac to container"](); err == nil {
 		t.Error("the foreign firewall does not drop: the test is wrong")
 	}
 	l.VM.MustRun("nft", "delete", "table", "inet", "firewalld")
-	g.waitFor("all well without it", 5*time.Second, api.Status.Healthy)
+	g.WaitFor("all well without it", 5*time.Second, api.Status.Healthy)
 	l.VM.MustRun("nft", "add table inet strict; add chain inet strict drops { type filter hook forward priority 5; policy drop; }")
-	c = g.waitCondition(api.CondForeignFirewall, api.False, "DropsForwarded")
+	c = g.WaitCondition(api.CondForeignFirewall, api.False, "DropsForwarded")
 	mustContain(t, c.Message, "inet strict", "policy drop")
 	l.VM.MustRun("nft", "delete", "table", "inet", "strict")
 
@@ -242,14 +243,14 @@ func TestOtherFirewalls(t *testing.T) {
 
 	l.VM.MustRun("iptables-legacy", "-P", "FORWARD", "DROP")
 	l.VM.MustRun("nft", "add table ip nudge; delete table ip nudge") // legacy has no notifications
-	c = g.waitCondition(api.CondBackend, api.False, "LegacyIPTables")
+	c = g.WaitCondition(api.CondBackend, api.False, "LegacyIPTables")
 	mustContain(t, c.Message, "iptables-legacy")
 	l.VM.MustRun("iptables-legacy", "-P", "FORWARD", "ACCEPT")
 	l.VM.MustRun("nft", "add table ip nudge; delete table ip nudge")
-	g.waitFor("all well", 5*time.Second, api.Status.Healthy)
+	g.WaitFor("all well", 5*time.Second, api.Status.Healthy)
 
 	// saving and restoring iptables changes nothing that klimax would mend
-	before := g.status().Network.Repairs
+	before := g.Status().Network.Repairs
 	saved := l.VM.MustRun("iptables-save")
 	mustContain(t, saved, "-s 192.168.64.0/24 -i lima0 -o br-kind", "klimax:forward-accept")
 	l.VM.MustRun("sh", "-c", "iptables-save > "+l.Dir+"/saved; iptables-restore < "+l.Dir+"/saved")
@@ -257,7 +258,7 @@ func TestOtherFirewalls(t *testing.T) {
 	if after := l.VM.MustRun("iptables-save"); rules(after) != rules(saved) {
 		t.Errorf("restoring changed\n%s\nto\n%s", saved, after)
 	}
-	if n := g.status().Network.Repairs; n != before {
+	if n := g.Status().Network.Repairs; n != before {
 		t.Errorf("the restore made %d repairs", n-before)
 	}
 	expect(t, "after iptables-restore", l, w)
