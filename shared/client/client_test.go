@@ -170,7 +170,7 @@ func TestUnreachable(t *testing.T) {
 	}{
 		"none":      {filepath.Join(dir, "none.sock"), []string{"there is no agent: the socket ", "none.sock does not exist", "systemctl start klimax-guest"}},
 		"abandoned": {dead, []string{"nobody listens on the agent's socket ", "systemctl restart klimax-guest"}},
-		"a file":    {file, []string{"is not the socket of an agent", "--guest unix:///path"}},
+		"a file":    {file, []string{"is not the socket of an agent", "klimax --guest unix:///PATH"}},
 	} {
 		_, err := Unix(c.path, ours).Status(t.Context())
 		var u *UnreachableError
