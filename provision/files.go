@@ -15,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"klimax/shared/atomicfile"
 )
 
 // group adds the group whose members may use the agent's socket.
@@ -283,14 +285,5 @@ func copyAtomic(from, to string, mode fs.FileMode) error {
 		return err
 	}
 	defer in.Close()
-	t, err := os.CreateTemp(filepath.Dir(to), "."+filepath.Base(to)+"-")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(t.Name())
-	_, err = io.Copy(t, in)
-	if err = errors.Join(err, t.Chmod(mode), t.Sync(), t.Close()); err != nil {
-		return fmt.Errorf("copying %s to %s: %w", from, to, err)
-	}
-	return os.Rename(t.Name(), to)
+	return atomicfile.Write(to, in, mode)
 }

@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"klimax/shared/atomicfile"
 )
 
 const (
@@ -38,7 +40,7 @@ func RaiseForwarding(root, stateDir string) (changed bool, err error) {
 		if err := os.MkdirAll(filepath.Dir(kept), 0o700); err != nil {
 			return false, err
 		}
-		if err := writeAtomic(kept, []byte("0\n"), 0o600); err != nil {
+		if err := atomicfile.Write(kept, strings.NewReader("0\n"), 0o600); err != nil {
 			return false, err
 		}
 	}

@@ -3,12 +3,13 @@ package provision
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"klimax/shared/atomicfile"
 )
 
 // Records say what Install itself brought, so that Uninstall takes back that
@@ -39,7 +40,7 @@ func (r *runner) setRecord(name, text string) error {
 	if err := os.MkdirAll(filepath.Dir(r.recordPath(name)), 0o700); err != nil {
 		return err
 	}
-	return writeAtomic(r.recordPath(name), []byte(text), 0o600)
+	return atomicfile.Write(r.recordPath(name), strings.NewReader(text), 0o600)
 }
 
 func (r *runner) dropRecord(name string) error {
@@ -99,7 +100,7 @@ func (r *runner) writeFile(path string, data []byte, mode fs.FileMode) error {
 	if err := r.mkdirs(filepath.Dir(path)); err != nil {
 		return err
 	}
-	return writeAtomic(r.at(path), data, mode)
+	return atomicfile.Write(r.at(path), bytes.NewReader(data), mode)
 }
 
 // same reports whether a file under Root has this content and mode.
@@ -125,19 +126,4 @@ func (r *runner) remove(path string) (removed bool, err error) {
 		return false, nil
 	}
 	return err == nil, err
-}
-
-// writeAtomic replaces a file in one step: a crash or a full disk leaves the
-// old content, never a part of the new one.
-func writeAtomic(path string, data []byte, mode fs.FileMode) error {
-	t, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(t.Name())
-	_, err = t.Write(data)
-	if err = errors.Join(err, t.Chmod(mode), t.Sync(), t.Close()); err != nil {
-		return fmt.Errorf("writing %s: %w", path, err)
-	}
-	return os.Rename(t.Name(), path)
 }

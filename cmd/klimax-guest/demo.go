@@ -27,11 +27,7 @@ func (p program) demoCommand() *cli.Command {
 }
 
 func (p program) demoStart(x *cli.Context) error {
-	asjson, err := asJSON(x)
-	if err != nil {
-		return err
-	}
-	o, err := p.oneShot(x)
+	o, asjson, err := p.oneShot(x)
 	if err != nil {
 		return err
 	}
@@ -60,11 +56,7 @@ func (p program) demoStart(x *cli.Context) error {
 }
 
 func (p program) demoStop(x *cli.Context) error {
-	asjson, err := asJSON(x)
-	if err != nil {
-		return err
-	}
-	o, err := p.oneShot(x)
+	o, asjson, err := p.oneShot(x)
 	if err != nil {
 		return err
 	}

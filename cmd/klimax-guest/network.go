@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,8 +10,6 @@ import (
 	"slices"
 	"text/tabwriter"
 	"time"
-
-	"context"
 
 	"github.com/urfave/cli/v2"
 
@@ -49,23 +48,23 @@ func (p program) unknownSub(x *cli.Context) error {
 	return cli.ShowSubcommandHelp(x)
 }
 
-// oneShot checks root and reads the configuration.
-func (p program) oneShot(x *cli.Context) (agent.OneShot, error) {
+// oneShot begins a command that works without the agent: it reads the flag -o,
+// checks root and reads the configuration.
+func (p program) oneShot(x *cli.Context) (o agent.OneShot, asjson bool, err error) {
+	if asjson, err = asJSON(x); err != nil {
+		return o, asjson, err
+	}
 	if os.Geteuid() != 0 {
-		return agent.OneShot{}, usageError{fmt.Errorf("reading and changing packet rules needs root: sudo klimax-guest %s %s", x.Lineage()[1].Command.Name, x.Command.Name)}
+		return o, asjson, usageError{fmt.Errorf("reading and changing packet rules needs root: sudo klimax-guest %s %s", x.Lineage()[1].Command.Name, x.Command.Name)}
 	}
 	c, err := agent.ReadConfig(x.Path("config"))
-	return agent.OneShot{Config: c, StateDir: x.Path("state-dir"), DockerHost: p.dockerHost()}, err
+	return agent.OneShot{Config: c, StateDir: x.Path("state-dir"), DockerHost: p.dockerHost()}, asjson, err
 }
 
 func (p program) networkApply(x *cli.Context) error {
-	asjson, err := asJSON(x)
-	if err != nil {
-		return err
-	}
 	ctx, cancel := context.WithTimeout(x.Context, x.Duration("timeout"))
 	defer cancel()
-	o, err := p.oneShot(x)
+	o, asjson, err := p.oneShot(x)
 	boot := x.Bool("boot")
 	var usage usageError
 	if boot && err != nil && !errors.As(err, &usage) {
@@ -97,11 +96,7 @@ func (p program) networkApply(x *cli.Context) error {
 }
 
 func (p program) networkCheck(x *cli.Context) error {
-	asjson, err := asJSON(x)
-	if err != nil {
-		return err
-	}
-	o, err := p.oneShot(x)
+	o, asjson, err := p.oneShot(x)
 	if err != nil {
 		return err
 	}
@@ -135,11 +130,7 @@ type shown struct {
 }
 
 func (p program) networkShow(x *cli.Context) error {
-	asjson, err := asJSON(x)
-	if err != nil {
-		return err
-	}
-	o, err := p.oneShot(x)
+	o, asjson, err := p.oneShot(x)
 	if err != nil {
 		return err
 	}
@@ -195,11 +186,7 @@ func sideBySide(v reconcile.View) []shown {
 }
 
 func (p program) networkRemove(x *cli.Context) error {
-	asjson, err := asJSON(x)
-	if err != nil {
-		return err
-	}
-	o, err := p.oneShot(x)
+	o, asjson, err := p.oneShot(x)
 	if err != nil {
 		return err
 	}

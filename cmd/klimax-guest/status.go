@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -77,8 +76,7 @@ func (p program) printStatus(s api.Status, asjson bool) error {
 	if asjson {
 		return json.NewEncoder(p.out).Encode(s)
 	}
-	tty, colour := p.terminal(p.out)
-	_ = tty
+	_, colour := p.terminal(p.out)
 	return writeStatus(p.out, s, colour, time.Now())
 }
 
@@ -141,7 +139,7 @@ func writeStatus(w io.Writer, s api.Status, colour bool, now time.Time) error {
 		bad++
 		_, _ = fmt.Fprintf(t, "%s\t%s: %s\n", paint("31", c.Type+"="+string(c.Status)), c.Reason, c.Message)
 	}
-	return errors.Join(t.Flush())
+	return t.Flush()
 }
 
 func sinceText(s api.Status, now time.Time) string {

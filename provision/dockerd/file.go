@@ -5,12 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"syscall"
+
+	"klimax/shared/atomicfile"
 )
 
 // File is a JSON object as text, whose members can be changed one by one.
@@ -216,18 +217,11 @@ func (f *File) Write(path string) error {
 			uid, gid = int(s.Uid), int(s.Gid)
 		}
 	}
-	t, err := os.CreateTemp(filepath.Dir(path), ".daemon.json-")
-	if err != nil {
-		return err
+	keepOwner := func(t *os.File) error {
+		if uid < 0 {
+			return nil
+		}
+		return t.Chown(uid, gid)
 	}
-	defer os.Remove(t.Name())
-	_, err = io.Copy(t, bytes.NewReader(f.text))
-	err = errors.Join(err, t.Chmod(mode))
-	if uid >= 0 {
-		err = errors.Join(err, t.Chown(uid, gid))
-	}
-	if err = errors.Join(err, t.Sync(), t.Close()); err != nil {
-		return fmt.Errorf("writing %s: %w", path, err)
-	}
-	return os.Rename(t.Name(), path)
+	return atomicfile.Write(path, bytes.NewReader(f.text), mode, keepOwner)
 }

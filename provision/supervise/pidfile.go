@@ -10,6 +10,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"klimax/shared/atomicfile"
 )
 
 // Identity names one process for good: numbers are given out again, but not
@@ -96,16 +98,7 @@ func (p proc) write(file string, pid int) error {
 	if err != nil {
 		return err
 	}
-	t, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+"-")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(t.Name())
-	_, err = t.WriteString(id.String() + "\n")
-	if err = errors.Join(err, t.Chmod(0o644), t.Close()); err != nil {
-		return err
-	}
-	return os.Rename(t.Name(), file)
+	return atomicfile.Write(file, strings.NewReader(id.String()+"\n"), 0o644)
 }
 
 // end sends SIGTERM, waits, and sends SIGKILL when the process is still there
